@@ -1,0 +1,3 @@
+//! The core of ringsock.
+pub mod ops;
+pub mod sys;
