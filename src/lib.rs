@@ -1,3 +1,4 @@
 //! The core of ringsock.
 pub mod ops;
+pub mod stats;
 pub mod sys;

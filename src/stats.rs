@@ -1,0 +1,157 @@
+//! What a process tells about itself: a page of totals and one record per
+//! connection, in a memfd that `ringsock stat` reads from outside and that
+//! the report at exit is written from.
+//!
+//! The memfd is named [`MEMFD_NAME`]; readers find it among the fds of a
+//! process. All fields are atomics without padding games: a reader may see a
+//! record in the middle of a change, so every record carries a generation
+//! that is odd while the record is in use.
+
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+
+/// Name of the memfd, as `/proc/PID/fd` shows it: `/memfd:ringsock-state`.
+pub const MEMFD_NAME: &str = "ringsock-state";
+/// First word of the memfd.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"ringstat");
+/// Layout version; a reader refuses any other.
+pub const VERSION: u32 = 1;
+/// Offset of the first [`ConnStats`] in the memfd, in bytes.
+pub const CONNS_OFFSET: usize = 4096;
+
+/// Byte counts and events, summed over connections.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// Application bytes sent through kernel TCP.
+    pub tx_bytes_tcp: AtomicU64,
+    /// Application bytes sent through rings.
+    pub tx_bytes_ring: AtomicU64,
+    /// Application bytes received through kernel TCP.
+    pub rx_bytes_tcp: AtomicU64,
+    /// Application bytes received through rings.
+    pub rx_bytes_ring: AtomicU64,
+    /// Completed upgrades.
+    pub upgrades: AtomicU64,
+    /// Completed returns.
+    pub returns: AtomicU64,
+    /// TCP connections ever seen.
+    pub connections: AtomicU64,
+    /// Connections that were upgraded at least once.
+    pub upgraded: AtomicU64,
+}
+
+/// Head of the memfd.
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`], written last.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// The process that the records belong to.
+    pub pid: AtomicU32,
+    /// How many [`ConnStats`] records may be in use: all at lower indices have been used at least once.
+    pub used: AtomicU32,
+    /// How many records there is room for.
+    pub capacity: AtomicU32,
+    /// Sums over connections that are closed.
+    pub closed: Totals,
+    /// Program name (comm), NUL padded.
+    pub program: [AtomicU8; 64],
+}
+
+/// One end of a connection: an IPv6 address (IPv4 is mapped) and a port.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Endpoint {
+    /// Address bytes in network order.
+    pub addr: [AtomicU8; 16],
+    /// Port in host order; 0 while unknown.
+    pub port: AtomicU16,
+}
+
+/// One connection.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct ConnStats {
+    /// Odd while the record is in use.
+    pub gen: AtomicU32,
+    /// A [`Why`].
+    pub why: AtomicU8,
+    /// 0 none, 1 `shm`, 2 `verbs`.
+    pub link: AtomicU8,
+    /// Path of the sending direction: 0 `tcp`, 1 `ring`.
+    pub path_tx: AtomicU8,
+    /// Path of the receiving direction: 0 `tcp`, 1 `ring`.
+    pub path_rx: AtomicU8,
+    /// Our end.
+    pub local: Endpoint,
+    /// The other end.
+    pub peer: Endpoint,
+    /// See [`Totals`].
+    pub tx_bytes_tcp: AtomicU64,
+    /// See [`Totals`].
+    pub tx_bytes_ring: AtomicU64,
+    /// See [`Totals`].
+    pub rx_bytes_tcp: AtomicU64,
+    /// See [`Totals`].
+    pub rx_bytes_ring: AtomicU64,
+    /// Completed upgrades.
+    pub upgrades: AtomicU32,
+    /// Completed returns.
+    pub returns: AtomicU32,
+}
+
+macro_rules! why {
+    ($($(#[doc = $doc:literal])* $name:ident = $n:literal, $text:literal;)*) => {
+        /// Why a connection is on kernel TCP.
+        #[repr(u8)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Why { $($(#[doc = $doc])* $name = $n,)* }
+        impl Why {
+            /// The reason for a stored number.
+            pub fn from_u8(n: u8) -> Why { match n { $($n => Why::$name,)* _ => Why::New } }
+            /// The reason in words, for people.
+            pub fn text(self) -> &'static str { match self { $(Why::$name => $text,)* } }
+        }
+    };
+}
+why! {
+    /// Not on TCP, or nothing to say.
+    None = 0, "";
+    /// Too little traffic so far.
+    New = 1, "too little traffic so far";
+    /// `RINGSOCK_LINKS` allows no link.
+    LinksOff = 2, "links are switched off (RINGSOCK_LINKS)";
+    /// The rules file says so.
+    Rules = 3, "excluded by the rules file";
+    /// Looking for the peer.
+    Looking = 4, "looking for the peer";
+    /// Nobody answered.
+    NoPeer = 5, "the peer is not preloaded, or cannot be reached";
+    /// Not the same host.
+    OtherHost = 6, "the peer is on another host and no RDMA link is in use";
+    /// The peer speaks another version.
+    Version = 7, "the peer has another version of ringsock";
+    /// The peer refused.
+    Refused = 8, "the peer refused";
+    /// `RINGSOCK_PEERS` does not allow this user.
+    PeerUser = 9, "the peer's user is not allowed (RINGSOCK_PEERS)";
+    /// Kernel counts differ from ours.
+    Bypass = 10, "bytes were moved behind the library's back";
+    /// The way the program waits is not visible.
+    Unseen = 11, "the program waits for it in a way the library does not see";
+    /// Several processes hold the socket.
+    Shared = 12, "several processes hold the socket";
+    /// Out of memory, fds or slots.
+    Resources = 13, "no memory, fds or slots for a ring";
+    /// Half closed.
+    HalfClosed = 14, "half closed before it could move";
+    /// A socket feature that rings lack.
+    Feature = 15, "a socket feature in use that rings do not have";
+    /// Came back from a ring.
+    Returned = 16, "returned from a ring";
+    /// A fork child waits for it.
+    Forked = 17, "inherited over fork";
+    /// The library could not set itself up.
+    Broken = 18, "the library could not set itself up in this process";
+}
