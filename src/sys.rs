@@ -41,13 +41,107 @@ pub unsafe fn syscall6(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usi
     }
 }
 
+/// What can be an argument of a system call: integers, and addresses of what it reads or writes.
+pub trait Arg {
+    /// The register's value.
+    fn arg(self) -> usize;
+}
+macro_rules! int_args { ($($t:ty),*) => { $(impl Arg for $t { #[inline(always)] fn arg(self) -> usize { self as usize } })* } }
+int_args!(i32, u32, i64, u64, usize, isize, i16, u16);
+impl<T> Arg for *const T {
+    #[inline(always)]
+    fn arg(self) -> usize {
+        self as usize
+    }
+}
+impl<T> Arg for *mut T {
+    #[inline(always)]
+    fn arg(self) -> usize {
+        self as usize
+    }
+}
+impl<T> Arg for &T {
+    #[inline(always)]
+    fn arg(self) -> usize {
+        self as *const T as usize
+    }
+}
+impl<T> Arg for &mut T {
+    #[inline(always)]
+    fn arg(self) -> usize {
+        self as *mut T as usize
+    }
+}
+
+/// `sys!(NUMBER, ARGS...)`: a raw system call with up to six arguments.
 macro_rules! sys {
-    ($n:expr) => { $crate::sys::syscall6($n, 0, 0, 0, 0, 0, 0) };
-    ($n:expr, $a:expr) => { $crate::sys::syscall6($n, $a as usize, 0, 0, 0, 0, 0) };
-    ($n:expr, $a:expr, $b:expr) => { $crate::sys::syscall6($n, $a as usize, $b as usize, 0, 0, 0, 0) };
-    ($n:expr, $a:expr, $b:expr, $c:expr) => { $crate::sys::syscall6($n, $a as usize, $b as usize, $c as usize, 0, 0, 0) };
-    ($n:expr, $a:expr, $b:expr, $c:expr, $d:expr) => { $crate::sys::syscall6($n, $a as usize, $b as usize, $c as usize, $d as usize, 0, 0) };
-    ($n:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr) => { $crate::sys::syscall6($n, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, 0) };
-    ($n:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => { $crate::sys::syscall6($n, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, $f as usize) };
+    ($n:expr $(, $a:expr)* $(,)?) => {{
+        let mut args = [0usize; 6];
+        let mut _i = 0;
+        $( args[_i] = $crate::sys::Arg::arg($a); _i += 1; )*
+        $crate::sys::syscall6($n, args[0], args[1], args[2], args[3], args[4], args[5])
+    }};
 }
 pub(crate) use sys;
+
+/// Closes an fd of the library.
+pub fn close(fd: c_int) {
+    crate::fdhigh::forget(fd);
+    close_raw(fd);
+}
+
+/// Closes an fd.
+pub fn close_raw(fd: c_int) {
+    // SAFETY: closing a number is always allowed; a bad one gives EBADF.
+    let _ = unsafe { sys!(libc::SYS_close, fd) };
+}
+
+/// `send(2)` on a socket.
+///
+/// # Safety
+/// `buf` must be readable for `len` bytes.
+pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> SysResult {
+    // SAFETY: the caller's promise.
+    unsafe { sys!(libc::SYS_sendto, fd, buf, len, flags, 0, 0) }
+}
+
+/// `recv(2)` on a socket.
+///
+/// # Safety
+/// `buf` must be writable for `len` bytes.
+pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> SysResult {
+    // SAFETY: the caller's promise.
+    unsafe { sys!(libc::SYS_recvfrom, fd, buf, len, flags, 0, 0) }
+}
+
+/// An `int` socket option.
+pub fn sockopt_int(fd: c_int, level: c_int, name: c_int) -> SysResult<c_int> {
+    let mut v: c_int = 0;
+    let mut l: libc::socklen_t = 4;
+    // SAFETY: `v` and `l` are writable.
+    unsafe { sys!(libc::SYS_getsockopt, fd, level, name, &mut v, &mut l) }?;
+    Ok(v)
+}
+
+/// An `int` that an ioctl reports.
+pub fn ioctl_int(fd: c_int, req: u64) -> SysResult<c_int> {
+    let mut v: c_int = 0;
+    // SAFETY: `v` is writable.
+    unsafe { sys!(libc::SYS_ioctl, fd, req, &mut v) }?;
+    Ok(v)
+}
+
+/// Which of `events` an fd has now.
+pub fn poll_now(fd: c_int, events: i16) -> i16 {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    let ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `p` is writable, `ts` readable.
+    let _ = unsafe { sys!(libc::SYS_ppoll, &mut p, 1, &ts, 0, 8) };
+    p.revents
+}
+
+/// This process's id.
+pub fn pid() -> u32 {
+    // SAFETY: getpid has no preconditions.
+    unsafe { sys!(libc::SYS_getpid) }.unwrap_or(0) as u32
+}

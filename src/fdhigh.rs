@@ -1,0 +1,67 @@
+//! Keeping the library's own fds out of the program's way: they get high
+//! numbers, so that the program's own numbers stay as they would be, and they
+//! are known, so that a program that closes everything does not close them.
+
+use crate::sys::{self, sys};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+use libc::{c_int, rlimit};
+
+const BITS: usize = 1 << 16;
+static OURS: [AtomicU64; BITS / 64] = [const { AtomicU64::new(0) }; BITS / 64];
+static LOWEST: AtomicI32 = AtomicI32::new(0);
+
+fn lowest() -> c_int {
+    let l = LOWEST.load(Relaxed);
+    if l != 0 {
+        return l;
+    }
+    let mut r = rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    // SAFETY: `r` is writable.
+    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &mut r) };
+    let cur = r.rlim_cur.min(BITS as u64) as c_int;
+    let l = (cur - cur / 4).max(3);
+    LOWEST.store(l, Relaxed);
+    l
+}
+
+/// Moves a new fd of the library to a high number (close-on-exec). Gives `fd` itself where that fails.
+pub fn move_high(fd: c_int) -> c_int {
+    // SAFETY: `fd` is the library's own.
+    let new = match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, lowest()) } {
+        Ok(n) => {
+            sys::close_raw(fd);
+            n as c_int
+        }
+        Err(_) => fd,
+    };
+    note(new);
+    new
+}
+
+/// Notes that `fd` is the library's.
+pub fn note(fd: c_int) {
+    if (0..BITS as c_int).contains(&fd) {
+        OURS[fd as usize / 64].fetch_or(1 << (fd % 64), Relaxed);
+    }
+}
+
+/// Notes that `fd` is nobody's any more.
+pub fn forget(fd: c_int) {
+    if (0..BITS as c_int).contains(&fd) {
+        OURS[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Relaxed);
+    }
+}
+
+/// Whether `fd` is the library's.
+#[inline]
+pub fn is_ours(fd: c_int) -> bool {
+    (0..BITS as c_int).contains(&fd) && OURS[fd as usize / 64].load(Relaxed) & (1 << (fd % 64)) != 0
+}
+
+/// The lowest fd of the library at or above `from`.
+pub fn next_from(from: u32) -> Option<u32> {
+    (from..BITS as u32).find(|fd| {
+        // Skip empty words quickly.
+        OURS[*fd as usize / 64].load(Relaxed) & (1 << (fd % 64)) != 0
+    })
+}

@@ -1,0 +1,352 @@
+//! The byte rings: one for each direction, in the sender's segment.
+//!
+//! Cursors are counts of bytes since the ring began and never wrap. The
+//! sender owns the memory and may, at any time, announce a further piece of
+//! memory that holds the bytes from some offset on (a [`Geo`]): so a ring
+//! begins small and grows without waiting for its reader. Bytes stay in place
+//! until the reader has consumed them, which is what makes replay free.
+
+use crate::layout::*;
+use crate::side::Side;
+use core::sync::atomic::Ordering::*;
+
+/// The peer wrote something that an honest peer would not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Violation;
+
+/// How much is copied before it is published, so that reader and writer overlap on large messages.
+const STRIDE: usize = 32 << 10;
+
+/// The writing end. Whoever uses it holds the connection's send lock.
+#[derive(Debug)]
+pub struct TxRing {
+    side: *const Side,
+    own: *const Slot,
+    peer: *const Slot,
+    /// Bytes written, ever.
+    pub produced: u64,
+    /// The peer's `consumed` as last seen.
+    pub consumed: u64,
+    /// Geometries given back to the allocator, and announced.
+    geo_first: u32,
+    geo_count: u32,
+    start: u64,
+    ptr: *mut u8,
+    cap: u64,
+}
+
+impl Default for TxRing {
+    fn default() -> Self {
+        TxRing {
+            side: core::ptr::null(),
+            own: core::ptr::null(),
+            peer: core::ptr::null(),
+            produced: 0,
+            consumed: 0,
+            geo_first: 0,
+            geo_count: 0,
+            start: 0,
+            ptr: core::ptr::null_mut(),
+            cap: 0,
+        }
+    }
+}
+
+impl TxRing {
+    /// A new ring of `bytes` in `side`'s segment, announced in the side's slot `own`.
+    /// `None` if there is no memory for it. `side` and `own` must outlive the ring.
+    pub fn new(side: &Side, own: &Slot, bytes: usize) -> Option<TxRing> {
+        let mut r = TxRing { side, own, ..TxRing::default() };
+        own.produced.store(0, Relaxed);
+        own.geo_count.store(0, Relaxed);
+        r.announce(bytes.trailing_zeros()).then_some(r)
+    }
+
+    /// Where the peer says how far it has read.
+    pub fn set_peer(&mut self, peer: *const Slot) {
+        self.peer = peer;
+    }
+
+    fn own(&self) -> &Slot {
+        // SAFETY: set by `new` from a reference that outlives the ring.
+        unsafe { &*self.own }
+    }
+
+    fn announce(&mut self, log2: u32) -> bool {
+        // SAFETY: set by `new` from a reference that outlives the ring.
+        let side = unsafe { &*self.side };
+        if (self.geo_count - self.geo_first) as usize >= GEOS - 1 {
+            return false;
+        }
+        let Some(page) = side.alloc_block(log2) else { return false };
+        let own = self.own();
+        let g = &own.geo[self.geo_count as usize % GEOS];
+        g.start.store(self.produced, Relaxed);
+        g.page.store(page, Relaxed);
+        g.log2.store(log2, Relaxed);
+        own.geo_count.store(self.geo_count + 1, Release);
+        self.geo_count += 1;
+        self.start = self.produced;
+        self.ptr = side.block(page);
+        self.cap = 1 << log2;
+        true
+    }
+
+    /// Reads the peer's cursor and gives back memory that it has finished with.
+    pub fn refresh(&mut self) -> Result<(), Violation> {
+        if self.peer.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the link keeps the peer's segment mapped while a connection uses it.
+        let c = unsafe { &*self.peer }.consumed.load(Acquire);
+        if c < self.consumed || c > self.produced {
+            return Err(Violation);
+        }
+        self.consumed = c;
+        while self.geo_first + 1 < self.geo_count {
+            let own = self.own();
+            if own.geo[(self.geo_first + 1) as usize % GEOS].start.load(Relaxed) > c {
+                break;
+            }
+            let g = &own.geo[self.geo_first as usize % GEOS];
+            // SAFETY: set by `new` from a reference that outlives the ring.
+            unsafe { &*self.side }.free_block(g.page.load(Relaxed), g.log2.load(Relaxed));
+            self.geo_first += 1;
+        }
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        (self.cap - (self.produced - self.consumed.max(self.start))) as usize
+    }
+
+    /// Bytes that can be written now. Looks at the peer's cursor when what is known of it is less than `enough`.
+    #[inline]
+    pub fn space(&mut self, enough: usize) -> Result<usize, Violation> {
+        if self.room() < enough {
+            self.refresh()?;
+        }
+        Ok(self.room())
+    }
+
+    /// Adds a piece four times as large, up to `max` bytes.
+    pub fn grow(&mut self, max: usize) -> bool {
+        let next = (self.cap * 4).min(max as u64);
+        next > self.cap && self.announce(next.trailing_zeros())
+    }
+
+    /// The peer's cursor at which a writer that found the ring full is worth waking: a quarter is free again.
+    pub fn goal(&self) -> u64 {
+        (self.produced + self.cap / 4).saturating_sub(self.cap).max(self.start)
+    }
+
+    /// Writes as much as fits; publishes it. Returns the count.
+    ///
+    /// # Safety
+    /// `src` must be readable for `len` bytes.
+    #[inline]
+    pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
+        let n = len.min(self.space(len)?);
+        let mut done = 0;
+        while done < n {
+            let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
+            let part = (n - done).min(self.cap as usize - at).min(STRIDE);
+            // SAFETY: `at + part <= cap`, the block is ours and the peer has consumed what lay there;
+            // `src` is readable by the caller's promise.
+            unsafe { core::ptr::copy_nonoverlapping(src.add(done), self.ptr.add(at), part) };
+            done += part;
+            self.produced += part as u64;
+            self.own().produced.store(self.produced, Release);
+        }
+        Ok(n)
+    }
+
+    /// The bytes from `from` on that lie together, for replay. Empty at the end.
+    pub fn retained(&self, from: u64) -> &[u8] {
+        let own = self.own();
+        let mut i = self.geo_count;
+        let mut end = self.produced;
+        while i > self.geo_first {
+            let g = &own.geo[(i - 1) as usize % GEOS];
+            let start = g.start.load(Relaxed);
+            if from >= start {
+                let cap = 1u64 << g.log2.load(Relaxed);
+                let at = (from - start) & (cap - 1);
+                let n = (end - from).min(cap - at) as usize;
+                // SAFETY: our own block; bytes not yet consumed are never overwritten.
+                return unsafe {
+                    core::slice::from_raw_parts((*self.side).block(g.page.load(Relaxed)).add(at as usize), n)
+                };
+            }
+            end = start;
+            i -= 1;
+        }
+        &[]
+    }
+
+    /// Gives all memory back. Only when the peer reads this ring no more.
+    pub fn release(&mut self) {
+        if self.side.is_null() {
+            return;
+        }
+        while self.geo_first < self.geo_count {
+            let g = &self.own().geo[self.geo_first as usize % GEOS];
+            // SAFETY: set by `new` from a reference that outlives the ring.
+            unsafe { &*self.side }.free_block(g.page.load(Relaxed), g.log2.load(Relaxed));
+            self.geo_first += 1;
+        }
+        *self = TxRing::default();
+    }
+}
+
+/// The reading end. Whoever uses it holds the connection's receive lock.
+#[derive(Debug)]
+pub struct RxRing {
+    seg: *const u8,
+    own: *const Slot,
+    peer: *const Slot,
+    /// Bytes taken, ever.
+    pub consumed: u64,
+    geo_next: u32,
+    start: u64,
+    /// First byte that lies in the next piece, if one is announced.
+    end: u64,
+    ptr: *const u8,
+    cap: u64,
+}
+
+impl Default for RxRing {
+    fn default() -> Self {
+        RxRing {
+            seg: core::ptr::null(),
+            own: core::ptr::null(),
+            peer: core::ptr::null(),
+            consumed: 0,
+            geo_next: 0,
+            start: 0,
+            end: u64::MAX,
+            ptr: core::ptr::null(),
+            cap: 0,
+        }
+    }
+}
+
+impl RxRing {
+    /// Reads the ring that the slot `peer` in the segment `seg` describes; says how far in `own`.
+    /// All three must stay mapped while the ring is used.
+    pub fn new(seg: *const u8, peer: &Slot, own: &Slot) -> RxRing {
+        own.consumed.store(0, Release);
+        RxRing { seg, own, peer, ..RxRing::default() }
+    }
+
+    fn peer(&self) -> &Slot {
+        // SAFETY: set by `new` from a reference that outlives the ring.
+        unsafe { &*self.peer }
+    }
+
+    /// Whether a peer's ring is attached.
+    pub fn is_attached(&self) -> bool {
+        !self.peer.is_null()
+    }
+
+    /// Bytes that wait, all pieces together.
+    #[inline]
+    pub fn waiting(&self) -> u64 {
+        if self.peer.is_null() {
+            return 0;
+        }
+        self.peer().produced.load(Acquire).saturating_sub(self.consumed)
+    }
+
+    /// Bytes that wait in the current piece; moves on to the next piece when this one is used up.
+    #[inline]
+    fn available(&mut self) -> Result<usize, Violation> {
+        let p = self.peer().produced.load(Acquire);
+        if p == self.consumed {
+            return Ok(0);
+        }
+        if p < self.consumed {
+            return Err(Violation);
+        }
+        // Read after `produced`, so every piece that these bytes lie in is announced.
+        let count = self.peer().geo_count.load(Acquire);
+        if count != self.geo_next && (self.end == u64::MAX || self.end == self.consumed) {
+            self.look_for_geo(count)?;
+        }
+        let n = p.min(self.end) - self.consumed;
+        if n > self.cap {
+            return Err(Violation);
+        }
+        Ok(n as usize)
+    }
+
+    #[cold]
+    fn look_for_geo(&mut self, count: u32) -> Result<(), Violation> {
+        while self.geo_next != count {
+            let g = &self.peer().geo[self.geo_next as usize % GEOS];
+            let start = g.start.load(Relaxed);
+            if start > self.consumed {
+                self.end = start;
+                break;
+            }
+            if start < self.consumed {
+                return Err(Violation);
+            }
+            let (page, log2) = (g.page.load(Relaxed) as usize, g.log2.load(Relaxed));
+            if !(12..28).contains(&log2) {
+                return Err(Violation);
+            }
+            let (off, cap) = (page << 12, 1usize << log2);
+            if off < BLOCKS_OFFSET || off > SEG_BYTES - cap {
+                return Err(Violation);
+            }
+            // SAFETY: the block lies inside the peer's segment, which is mapped whole.
+            self.ptr = unsafe { self.seg.add(off) };
+            self.cap = cap as u64;
+            self.start = start;
+            self.end = u64::MAX;
+            self.geo_next = self.geo_next.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Copies up to `len` bytes out; takes them unless `peek`. Returns the count.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
+    #[inline]
+    pub unsafe fn read(&mut self, dst: *mut u8, len: usize, peek: bool) -> Result<usize, Violation> {
+        if self.peer.is_null() {
+            return Ok(0);
+        }
+        let mut done = 0;
+        while done < len {
+            let n = self.available()?.min(len - done);
+            if n == 0 {
+                break;
+            }
+            let mut left = n;
+            let mut pos = self.consumed;
+            while left > 0 {
+                let at = ((pos - self.start) & (self.cap - 1)) as usize;
+                let part = left.min(self.cap as usize - at).min(STRIDE);
+                if !dst.is_null() {
+                    // SAFETY: `at + part <= cap` inside the mapped block; `dst` by the caller's promise.
+                    unsafe { core::ptr::copy_nonoverlapping(self.ptr.add(at), dst.add(done), part) };
+                }
+                left -= part;
+                done += part;
+                pos += part as u64;
+                if !peek {
+                    self.consumed = pos;
+                    // SAFETY: set by `new` from a reference that outlives the ring.
+                    unsafe { &*self.own }.consumed.store(pos, Release);
+                }
+            }
+            if peek {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,103 @@
+//! Shared memory: sealed memfds and their mappings.
+
+use crate::sys::{sys, Errno, SysResult};
+use libc::c_int;
+
+const F_ADD_SEALS: c_int = 1033;
+const F_GET_SEALS: c_int = 1034;
+const F_SEAL_SEAL: usize = 1;
+const F_SEAL_SHRINK: usize = 2;
+const F_SEAL_GROW: usize = 4;
+const F_SEAL_FUTURE_WRITE: usize = 16;
+
+/// A mapping of shared memory. Never unmapped by being dropped: who owns it says when.
+#[derive(Debug, Clone, Copy)]
+pub struct Map {
+    /// First byte.
+    pub base: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// A page-aligned length is mapped; anything else is a bug of the caller.
+fn mmap(len: usize, prot: c_int, flags: c_int, fd: c_int) -> SysResult<Map> {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let base = unsafe { sys!(libc::SYS_mmap, 0, len, prot, flags, fd as isize, 0) }?;
+    Ok(Map { base: base as *mut u8, len })
+}
+
+/// Zeroed memory that a forked child shares with its parent.
+pub fn anon_shared(len: usize) -> SysResult<Map> {
+    mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+}
+
+/// Zeroed memory of this process alone.
+pub fn anon_private(len: usize) -> SysResult<Map> {
+    mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+}
+
+/// Gives a mapping back.
+///
+/// # Safety
+/// Nothing may use the memory any more.
+pub unsafe fn unmap(m: Map) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { sys!(libc::SYS_munmap, m.base, m.len) };
+}
+
+/// A memfd of `len` bytes, mapped for writing here; whoever else gets the fd
+/// can neither resize nor (since Linux 5.1) write it. The fd is close-on-exec.
+/// `name` ends with a NUL.
+pub fn create_owned(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
+    debug_assert_eq!(name.last(), Some(&0));
+    // SAFETY: `name` is NUL-terminated.
+    let fd = unsafe { sys!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) }? as c_int;
+    let fd = crate::fdhigh::move_high(fd);
+    let made = (|| {
+        // SAFETY: `fd` is ours.
+        unsafe { sys!(libc::SYS_ftruncate, fd, len) }?;
+        let map = mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd)?;
+        let base = F_SEAL_SHRINK | F_SEAL_GROW;
+        // SAFETY: `fd` is ours; kernels without F_SEAL_FUTURE_WRITE refuse it and get the other seals.
+        unsafe {
+            if sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, base | F_SEAL_FUTURE_WRITE).is_err() {
+                sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, base)?;
+            }
+            sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SEAL)?;
+            // Core dumps of brokers are large enough.
+            let _ = sys!(libc::SYS_madvise, map.base, map.len, libc::MADV_DONTDUMP);
+        }
+        Ok(map)
+    })();
+    match made {
+        Ok(map) => Ok((fd, map)),
+        Err(e) => {
+            crate::sys::close(fd);
+            Err(e)
+        }
+    }
+}
+
+/// Maps a peer's memfd for reading, after checking that it has `len` bytes and cannot shrink.
+pub fn map_peer(fd: c_int, len: usize) -> SysResult<Map> {
+    // SAFETY: a plain query of a descriptor.
+    let seals = unsafe { sys!(libc::SYS_fcntl, fd, F_GET_SEALS) }?;
+    if seals & F_SEAL_SHRINK == 0 {
+        return Err(libc::EPERM);
+    }
+    // SAFETY: seeking a memfd changes nothing that anybody relies on.
+    let size = unsafe { sys!(libc::SYS_lseek, fd, 0, libc::SEEK_END) }?;
+    if size < len {
+        return Err(libc::EINVAL);
+    }
+    let map = mmap(len, libc::PROT_READ, libc::MAP_SHARED | libc::MAP_NORESERVE, fd)?;
+    // SAFETY: advice about our own new mapping.
+    let _ = unsafe { sys!(libc::SYS_madvise, map.base, map.len, libc::MADV_DONTDUMP) };
+    Ok(map)
+}
+
+/// Makes pages exist, so that touching them later cannot fail: out of memory is an error here, not a signal there.
+pub fn allocate(fd: c_int, offset: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: `fd` is a memfd of ours.
+    unsafe { sys!(libc::SYS_fallocate, fd, 0, offset, len) }.map(|_| ())
+}

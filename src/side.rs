@@ -1,0 +1,176 @@
+//! Our side of a link: the segment that we write and the peer reads, and who uses which part of it.
+//!
+//! The bookkeeping lies in memory that forked children share, because a child
+//! goes on with the connections that it inherits.
+
+use crate::layout::*;
+use crate::shm::{self, Map};
+use crate::sync::Lock;
+use crate::sys::{self, SysResult};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use libc::c_int;
+
+const CLASSES: usize = 28;
+const FREE: usize = 512;
+
+/// Bookkeeping of a segment, shared with forked children.
+#[repr(C)]
+struct Books {
+    lock: Lock,
+    /// Pages handed out from the start of ring memory on.
+    bump: AtomicU32,
+    free_len: [AtomicU32; CLASSES],
+    free: [[AtomicU32; FREE]; CLASSES],
+    slot_used: [AtomicU64; SLOTS / 64],
+    slot_page: [AtomicU64; SLOTS / 64],
+    queue_lock: [Lock; QUEUES],
+}
+
+/// Our side of a link.
+pub struct Side {
+    /// The segment's memfd, which the peer is given.
+    pub fd: c_int,
+    seg: Map,
+    books: Map,
+}
+
+impl Side {
+    /// A new segment.
+    pub fn new() -> SysResult<Side> {
+        let (fd, seg) = shm::create_owned(b"ringsock-ring\0", SEG_BYTES)?;
+        let side = shm::allocate(fd, 0, SLOTS_OFFSET)
+            .and_then(|()| shm::anon_shared(core::mem::size_of::<Books>()))
+            .map(|books| Side { fd, seg, books });
+        match side {
+            Ok(s) => {
+                s.head().magic.store(SEG_MAGIC, Release);
+                Ok(s)
+            }
+            Err(e) => {
+                sys::close(fd);
+                // SAFETY: nobody has seen the new mapping.
+                unsafe { shm::unmap(seg) };
+                Err(e)
+            }
+        }
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// Nothing may use the segment any more.
+    pub unsafe fn destroy(&self) {
+        sys::close(self.fd);
+        // SAFETY: the caller's promise.
+        unsafe {
+            shm::unmap(self.seg);
+            shm::unmap(self.books);
+        }
+    }
+
+    fn head(&self) -> &SegHead {
+        // SAFETY: the segment is mapped, zeroed or written by us, and all fields are atomics.
+        unsafe { &*(self.seg.base as *const SegHead) }
+    }
+
+    fn books(&self) -> &Books {
+        // SAFETY: the mapping has the size of `Books`; zeroes are a valid value.
+        unsafe { &*(self.books.base as *const Books) }
+    }
+
+    /// Our slot `i`.
+    pub fn slot(&self, i: u32) -> &Slot {
+        let i = i as usize % SLOTS;
+        // SAFETY: slots lie inside the segment (see the assertions in `layout`).
+        unsafe { &*(self.seg.base.add(SLOTS_OFFSET) as *const Slot).add(i) }
+    }
+
+    /// First byte of a block.
+    pub fn block(&self, page: u32) -> *mut u8 {
+        // SAFETY: pages come from `alloc_block` and lie inside the segment.
+        unsafe { self.seg.base.add((page as usize) << 12) }
+    }
+
+    /// Takes a block of `1 << log2` bytes whose pages exist.
+    pub fn alloc_block(&self, log2: u32) -> Option<u32> {
+        let b = self.books();
+        let _g = b.lock.lock();
+        let class = log2 as usize;
+        if !(12..CLASSES).contains(&class) {
+            return None;
+        }
+        let n = b.free_len[class].load(Relaxed);
+        if n > 0 {
+            b.free_len[class].store(n - 1, Relaxed);
+            return Some(b.free[class][n as usize - 1].load(Relaxed));
+        }
+        let pages = 1u32 << (log2 - 12);
+        let first = b.bump.load(Relaxed).max((BLOCKS_OFFSET >> 12) as u32);
+        if (first + pages) as usize > SEG_BYTES >> 12 {
+            return None;
+        }
+        shm::allocate(self.fd, (first as usize) << 12, 1 << log2).ok()?;
+        b.bump.store(first + pages, Relaxed);
+        Some(first)
+    }
+
+    /// Gives a block back for others of its size.
+    pub fn free_block(&self, page: u32, log2: u32) {
+        let b = self.books();
+        let _g = b.lock.lock();
+        let class = log2 as usize;
+        let n = b.free_len[class].load(Relaxed) as usize;
+        // Past the list's length a block is lost until the link ends: memory is bounded by the segment.
+        if n < FREE {
+            b.free[class][n].store(page, Relaxed);
+            b.free_len[class].store(n as u32 + 1, Relaxed);
+        }
+    }
+
+    /// Takes a slot, zeroed but for its `want` counter.
+    pub fn alloc_slot(&self) -> Option<u32> {
+        let b = self.books();
+        let _g = b.lock.lock();
+        for (w, word) in b.slot_used.iter().enumerate() {
+            let v = word.load(Relaxed);
+            if v == u64::MAX {
+                continue;
+            }
+            let bit = (!v).trailing_zeros();
+            let i = w as u32 * 64 + bit;
+            if b.slot_page[w].load(Relaxed) == 0 {
+                let at = SLOTS_OFFSET + w * 64 * core::mem::size_of::<Slot>();
+                shm::allocate(self.fd, at & !4095, 64 * core::mem::size_of::<Slot>() + 4096).ok()?;
+                b.slot_page[w].store(1, Relaxed);
+            }
+            word.store(v | 1 << bit, Relaxed);
+            let s = self.slot(i);
+            s.produced.store(0, Relaxed);
+            s.consumed.store(0, Relaxed);
+            s.flags.store(0, Relaxed);
+            s.geo_count.store(0, Relaxed);
+            s.bell.store(0, Relaxed);
+            s.want.store(s.want.load(Relaxed) >> WANT_SHIFT << WANT_SHIFT, Release);
+            return Some(i);
+        }
+        None
+    }
+
+    /// Gives a slot back.
+    pub fn free_slot(&self, i: u32) {
+        let b = self.books();
+        let _g = b.lock.lock();
+        let (w, bit) = (i as usize / 64 % b.slot_used.len(), i % 64);
+        b.slot_used[w].fetch_and(!(1 << bit), Relaxed);
+    }
+
+    /// Tells the peer that its slot `slot` has news, in the queue for its bell `bell`.
+    pub fn hint(&self, bell: u32, slot: u32) {
+        let i = bell as usize % QUEUES;
+        let q = &self.head().queues[i];
+        let _g = self.books().queue_lock[i].lock();
+        let h = q.head.load(Relaxed);
+        q.entries[h as usize % QUEUE_LEN].store(slot, Relaxed);
+        q.head.store(h + 1, Release);
+    }
+}
