@@ -1,0 +1,244 @@
+//! Processes, and `syscall()`.
+
+use core::arch::naked_asm;
+use libc::{c_char, c_int, c_long, pid_t};
+use ringsock_core::dispatch;
+use ringsock_core::ops::{self, Outcome};
+
+use crate::real::{self, finish, keep_errno};
+
+// ----------------------------------------------------------------------- fork
+
+extern "C" fn before_fork() {
+    // SAFETY: called by libc in a thread that is about to fork.
+    keep_errno(|| unsafe { ops::fork_prepare() });
+}
+
+extern "C" fn after_fork_in_parent() {
+    // SAFETY: called by libc after `before_fork`, in the same thread.
+    keep_errno(|| unsafe { ops::fork_parent() });
+}
+
+extern "C" fn after_fork_in_child() {
+    // SAFETY: called by libc after `before_fork`, in the copy of the same thread.
+    keep_errno(|| unsafe { ops::fork_child() });
+}
+
+/// Has libc call us around every `fork`.
+pub fn watch_forks() {
+    // SAFETY: the three functions live as long as the process.
+    unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
+    }
+}
+
+hook! {
+    /// The `fork` that calls no handlers.
+    fn _Fork() -> pid_t {
+        before_fork();
+        let pid = real();
+        if pid == 0 {
+            after_fork_in_child();
+        } else {
+            after_fork_in_parent();
+        }
+        pid
+    }
+}
+
+// ----------------------------------------------------------------------- exec
+
+/// Makes ready for a new image, and goes back if there is none.
+#[inline(always)]
+unsafe fn exec(real: impl FnOnce() -> c_int) -> c_int {
+    keep_errno(|| ops::exec_prepare());
+    let result = real();
+    keep_errno(|| ops::exec_failed());
+    result
+}
+
+/// `argv` or `envp`.
+type Strings = *const *const c_char;
+
+hook! { fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(|| real(path, argv, envp)) } }
+hook! { fn execv(path: *const c_char, argv: Strings) -> c_int { exec(|| real(path, argv)) } }
+hook! { fn execvp(file: *const c_char, argv: Strings) -> c_int { exec(|| real(file, argv)) } }
+hook! { fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(|| real(file, argv, envp)) } }
+hook! { fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int { exec(|| real(fd, argv, envp)) } }
+hook! {
+    fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {
+        exec(|| real(dir, path, argv, envp, flags))
+    }
+}
+
+// `execl` and its kin take the strings one by one, as many as there are. They
+// may run in a child of `vfork`, so there is no memory to copy them to. But the
+// strings that did not fit into registers already lie on the stack in a row:
+// the registers are stored in front of them, and there is the array.
+
+unsafe extern "C" fn execl_array(path: *const c_char, argv: Strings) -> c_int {
+    execv(path, argv)
+}
+
+unsafe extern "C" fn execlp_array(file: *const c_char, argv: Strings) -> c_int {
+    execvp(file, argv)
+}
+
+unsafe extern "C" fn execle_array(path: *const c_char, argv: Strings) -> c_int {
+    let mut end = argv;
+    while !end.read().is_null() {
+        end = end.add(1);
+    }
+    // What follows the null is the environment.
+    execve(path, argv, end.add(1).read().cast())
+}
+
+macro_rules! variadic_exec {
+    ($name:ident = $array:ident) => {
+        #[no_mangle]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "x86_64")]
+        unsafe extern "C" fn $name() -> c_int {
+            naked_asm!(
+                // The return address lies between the registers' strings and the others.
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                // Entered with 8 modulo 16, and now 40 lower: aligned for the call.
+                "call {array}",
+                "pop rdx",
+                "add rsp, 40",
+                "push rdx",
+                "ret",
+                array = sym $array,
+            )
+        }
+
+        #[no_mangle]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "aarch64")]
+        unsafe extern "C" fn $name() -> c_int {
+            naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "mov x29, sp",
+                "str x1, [sp, #24]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "stp x6, x7, [sp, #64]",
+                "add x1, sp, #24",
+                "bl {array}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                array = sym $array,
+            )
+        }
+    };
+}
+
+variadic_exec!(execl = execl_array);
+variadic_exec!(execlp = execlp_array);
+variadic_exec!(execle = execle_array);
+
+// ----------------------------------------------------------------------- exit
+
+hook! { fn _exit(status: c_int) -> ! { ops::exiting(); real(status) } }
+hook! { fn _Exit(status: c_int) -> ! { ops::exiting(); real(status) } }
+hook! { fn quick_exit(status: c_int) -> ! { ops::exiting(); real(status) } }
+
+// ------------------------------------------------------------------ syscall()
+
+/// The numbers that are looked at.
+const NUMBERS: usize = 512;
+
+/// For each number, whether the dispatcher does anything about it.
+static INTERESTING: [bool; NUMBERS] = {
+    let mut table = [false; NUMBERS];
+    let mut n = 0;
+    while n < NUMBERS {
+        table[n] = dispatch::interesting(n as c_long);
+        n += 1;
+    }
+    table
+};
+
+/// libc's `syscall`.
+///
+/// Most calls are `futex` and `gettid`, so the rest goes on with a jump. It must
+/// be a jump also because `vfork` and `clone` return twice, the second time with
+/// the stack as they found it.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn syscall() -> c_long {
+    naked_asm!(
+        "cmp rdi, {numbers}",
+        "jae 2f",
+        "lea rax, [rip + {interesting}]",
+        "cmp byte ptr [rax + rdi], 0",
+        "jne 3f",
+        "2:",
+        "mov rax, [rip + {real}]",
+        "test rax, rax",
+        "je 3f",
+        "jmp rax",
+        "3:",
+        "jmp {dispatched}",
+        numbers = const NUMBERS,
+        interesting = sym INTERESTING,
+        real = sym real::syscall,
+        dispatched = sym dispatched,
+    )
+}
+
+/// libc's `syscall`.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn syscall() -> c_long {
+    naked_asm!(
+        "cmp x0, #{numbers}",
+        "b.hs 2f",
+        "adrp x9, {interesting}",
+        "add x9, x9, :lo12:{interesting}",
+        "ldrb w9, [x9, x0]",
+        "cbnz w9, 3f",
+        "2:",
+        "adrp x9, {real}",
+        "add x9, x9, :lo12:{real}",
+        "ldr x9, [x9]",
+        "cbz x9, 3f",
+        "br x9",
+        "3:",
+        "b {dispatched}",
+        numbers = const NUMBERS,
+        interesting = sym INTERESTING,
+        real = sym real::syscall,
+        dispatched = sym dispatched,
+    )
+}
+
+/// A call whose number is looked at, or one before the real function was found.
+unsafe extern "C" fn dispatched(
+    n: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    match dispatch::syscall(n, a, b, c, d, e, f) {
+        Outcome::Bypass => {
+            let at = real::syscall.get();
+            let at: unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long =
+                core::mem::transmute(at);
+            at(n, a, b, c, d, e, f)
+        }
+        served => finish(served),
+    }
+}

@@ -1,0 +1,250 @@
+//! The real functions, and what hooks are made of.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use libc::{c_int, c_long, c_uint, c_void, epoll_event, sigset_t, timespec};
+use ringsock_core::ops::Outcome;
+use ringsock_core::sys::syscall6;
+
+/// A function of the library behind ours, found when first needed.
+#[repr(C)]
+pub struct Real {
+    /// First, because the hook of `syscall` reads it in assembly.
+    at: AtomicPtr<c_void>,
+    name: &'static CStr,
+    /// What to call if this libc does not have the function.
+    missing: *const c_void,
+}
+
+// SAFETY: `missing` is the address of a function; the rest is immutable or atomic.
+unsafe impl Sync for Real {}
+
+impl Real {
+    const fn new(name: &'static CStr, missing: *const c_void) -> Self {
+        Real { at: AtomicPtr::new(core::ptr::null_mut()), name, missing }
+    }
+
+    /// The function's address, never null.
+    #[inline(always)]
+    pub fn get(&self) -> *const c_void {
+        let at = self.at.load(Ordering::Relaxed);
+        if at.is_null() {
+            self.resolve()
+        } else {
+            at
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn resolve(&self) -> *const c_void {
+        keep_errno(|| {
+            // SAFETY: the name ends with a zero; RTLD_NEXT means the libraries behind the one that this code is in.
+            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            let found = if found.is_null() { self.missing.cast_mut() } else { found };
+            self.at.store(found, Ordering::Relaxed);
+            found
+        })
+    }
+}
+
+/// Runs `f` and puts `errno` back: a call that succeeds leaves no trace there.
+#[inline(always)]
+pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: errno's address is valid in the thread that asks for it.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = errno.read();
+        let result = f();
+        errno.write(before);
+        result
+    }
+}
+
+/// The types that hooks return.
+pub trait Return {
+    /// The value as the C function returns it.
+    fn of(value: isize) -> Self;
+}
+
+impl Return for i32 {
+    #[inline(always)]
+    fn of(value: isize) -> Self {
+        value as i32
+    }
+}
+
+impl Return for isize {
+    #[inline(always)]
+    fn of(value: isize) -> Self {
+        value
+    }
+}
+
+impl Return for i64 {
+    #[inline(always)]
+    fn of(value: isize) -> Self {
+        value as i64
+    }
+}
+
+/// Ends a call that the core has served, in the way of C.
+#[inline(always)]
+pub fn finish<R: Return>(outcome: Outcome) -> R {
+    match outcome {
+        Outcome::Done(value) => R::of(value),
+        Outcome::Fail(errno) => fail(errno),
+        // Hooks deal with it before; it is here so that nothing can panic.
+        Outcome::Bypass => fail(libc::ENOSYS),
+    }
+}
+
+#[cold]
+fn fail<R: Return>(errno: c_int) -> R {
+    // SAFETY: errno's address is valid in the thread that asks for it.
+    unsafe { *libc::__errno_location() = errno };
+    R::of(-1)
+}
+
+/// Defines an interposed function of C.
+///
+/// `fn name(args) -> type = outcome;` calls the real function if the outcome
+/// is `Bypass`. `fn name(args) -> type { body }` does as it likes, and has the
+/// real function under the name `real`.
+macro_rules! hook {
+    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $ask:expr) => {
+        hook! {
+            $(#[$meta])*
+            fn $name($($arg: $ty),*) -> $ret {
+                match $ask {
+                    ringsock_core::ops::Outcome::Bypass => real($($arg),*),
+                    served => $crate::real::finish(served),
+                }
+            }
+        }
+    };
+    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty $body:block) => {
+        $(#[$meta])*
+        #[no_mangle]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+            #[inline(always)]
+            #[allow(dead_code, clippy::too_many_arguments)]
+            unsafe fn real($($arg: $ty),*) -> $ret {
+                let at = $crate::real::$name.get();
+                let at: unsafe extern "C" fn($($ty),*) -> $ret = core::mem::transmute(at);
+                at($($arg),*)
+            }
+            $body
+        }
+    };
+}
+
+/// Defines the table: a static of type [`Real`] for each name.
+macro_rules! table {
+    ($($name:ident $(or $missing:path)?),* $(,)?) => {
+        $(
+            #[allow(non_upper_case_globals)]
+            pub static $name: Real = Real::new(
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => unreachable!(),
+                },
+                table!(@missing $($missing)?),
+            );
+        )*
+
+        /// Finds all functions at once, so that later no hook calls the dynamic linker.
+        pub fn resolve_all() {
+            for real in [$(&$name),*] {
+                real.get();
+            }
+        }
+    };
+    (@missing) => { no_such_function as *const c_void };
+    (@missing $missing:path) => { $missing as *const c_void };
+}
+
+table! {
+    // io.rs
+    read, __read, __read_chk, recv, __recv_chk, recvfrom, __recvfrom_chk, readv, recvmsg, recvmmsg,
+    preadv2, preadv64v2,
+    write, __write, writev, send, __send, sendto, sendmsg, sendmmsg, pwritev2, pwritev64v2,
+    sendfile, sendfile64, splice,
+    // fds.rs
+    socket, socketpair, accept, accept4, connect, __connect, shutdown, getsockopt, setsockopt,
+    close, __close, close_range or raw_close_range, closefrom or raw_closefrom,
+    dup, dup2, __dup2, dup3, fcntl, __fcntl, fcntl64 or real_fcntl, ioctl,
+    open, __open, open64, __open64, openat, openat64, creat, creat64,
+    __open_2, __open64_2, __openat_2, __openat64_2,
+    pipe, pipe2, eventfd, timerfd_create, signalfd, inotify_init, inotify_init1, memfd_create,
+    pidfd_open or raw_pidfd_open, pidfd_getfd or raw_pidfd_getfd, fanotify_init,
+    mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
+    // wait.rs
+    poll, __poll, __poll_chk, ppoll, __ppoll_chk, select, __select, pselect,
+    epoll_create, epoll_create1, epoll_ctl, epoll_wait, epoll_pwait, epoll_pwait2 or raw_epoll_pwait2,
+    // process.rs
+    syscall, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
+    _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,
+}
+
+// What stands in for functions that older libcs do not have. They are called
+// with the arguments of the real one; C lets a function ignore some.
+
+extern "C" fn no_such_function() -> c_long {
+    fail(libc::ENOSYS)
+}
+
+/// A raw system call, as a libc function would return it.
+unsafe fn raw<R: Return>(n: c_long, args: [usize; 6]) -> R {
+    match syscall6(n, args[0], args[1], args[2], args[3], args[4], args[5]) {
+        Ok(value) => R::of(value as isize),
+        Err(errno) => fail(errno),
+    }
+}
+
+unsafe extern "C" fn raw_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    raw(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0])
+}
+
+unsafe extern "C" fn raw_closefrom(low: c_int) {
+    let _: c_int = raw_close_range(low.max(0) as c_uint, c_uint::MAX, 0);
+}
+
+unsafe extern "C" fn raw_pidfd_open(pid: libc::pid_t, flags: c_uint) -> c_int {
+    raw(libc::SYS_pidfd_open, [pid as usize, flags as usize, 0, 0, 0, 0])
+}
+
+unsafe extern "C" fn raw_pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
+    raw(libc::SYS_pidfd_getfd, [pidfd as usize, fd as usize, flags as usize, 0, 0, 0])
+}
+
+unsafe extern "C" fn raw_execveat(
+    dir: c_int,
+    path: *const libc::c_char,
+    argv: *const *const libc::c_char,
+    envp: *const *const libc::c_char,
+    flags: c_int,
+) -> c_int {
+    raw(libc::SYS_execveat, [dir as usize, path as usize, argv as usize, envp as usize, flags as usize, 0])
+}
+
+unsafe extern "C" fn raw_epoll_pwait2(
+    ep: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    limit: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    raw(libc::SYS_epoll_pwait2, [ep as usize, events as usize, max as usize, limit as usize, mask as usize, 8])
+}
+
+unsafe extern "C" fn raw_exit(status: c_int) -> c_int {
+    raw(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0])
+}
+
+/// `fcntl64` came with glibc 2.28; the two are the same function where a long has 64 bits.
+unsafe extern "C" fn real_fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+    let at: unsafe extern "C" fn(c_int, c_int, usize) -> c_int = core::mem::transmute(fcntl.get());
+    at(fd, cmd, arg)
+}
