@@ -1,0 +1,43 @@
+//! `rs-app`: small programs over plain sockets that stand for real ones.
+//!
+//! They know nothing of ringsock. Run without a preload they check the kernel's TCP, run with it
+//! they check that nothing has changed.
+
+mod args;
+mod echo_client;
+mod echo_server;
+mod pingpong;
+mod prng;
+mod semantics;
+mod soak;
+mod stream;
+mod sys;
+mod util;
+mod waiter;
+
+fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    let name = words.get(1).map(String::as_str).unwrap_or("");
+    let a = args::Args::parse(words.get(2..).unwrap_or(&[]));
+    let code = match name {
+        "pingpong-server" => pingpong::server(&a),
+        "pingpong-client" => pingpong::client(&a),
+        "stream-server" => stream::server(&a),
+        "stream-client" => stream::client(&a),
+        "soak-server" => soak::server(&a),
+        "soak-client" => soak::client(&a),
+        "soak" => soak::soak(&a),
+        "soak-self" => soak::both(&a),
+        "echo-server" => echo_server::run(&a),
+        "echo-client" => echo_client::run(&a),
+        "semantics" => semantics::run(&a),
+        _ => {
+            eprintln!(
+                "usage: rs-app pingpong-server|pingpong-client|stream-server|stream-client|\
+                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics [OPTIONS]"
+            );
+            2
+        }
+    };
+    std::process::exit(code);
+}
