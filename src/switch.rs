@@ -9,6 +9,21 @@
 //!   armed, and through [`Switch::control`] while on the ring;
 //! * after every event it calls [`Switch::step`] with the ring's cursors.
 //!
+//! What the promises also need from the owner:
+//!
+//! * It accepts nothing from the program, for the ring either, while
+//!   [`Switch::pending`] or [`Switch::replay`] is not empty. A peer that dies
+//!   in the middle of its mark has then lost nothing, and [`Switch::end`] may say so.
+//! * The receiver's permission goes with the mark: who has seen the peer's mark
+//!   calls [`Switch::allow_mark`] before the next [`Switch::step`].
+//! * It refuses a [`Switch::replay`] from before what the peer has given back.
+//! * It closes the TCP stream only with `TxPath::Tcp`, nothing pending, and not while
+//!   armed with a nonce that the peer may yet use: an end that may mark marks first
+//!   and closes on the ring. A closed stream cannot carry a `Return`.
+//! * A return passes through what the program has not read yet. While
+//!   [`Switch::leaving`] and armed, a program that only writes waits for
+//!   itself, unless the owner reads ahead up to the mark.
+//!
 //! Both directions return together: an end says `Return` for what it receives
 //! and says `Resume` for what it sends only afterwards, so that the control
 //! stream, which is the sending direction's TCP stream, stays open exactly as
@@ -272,6 +287,11 @@ impl Switch {
         Ok(())
     }
 
+    /// How many bytes the TCP stream still holds of a replay: no more may be taken at once.
+    pub fn replay_missing(&self) -> u64 {
+        self.rx_missing
+    }
+
     /// So many application bytes were taken from the TCP stream.
     pub fn took_tcp(&mut self, n: usize) {
         if self.rx == RxPath::Replay {
@@ -343,7 +363,11 @@ impl Switch {
         match self.rx {
             RxPath::Tcp => End::Eof,
             RxPath::Armed if partial_mark => End::Reset,
-            RxPath::Armed => End::Eof,
+            RxPath::Armed => {
+                // No mark can come any more, so ours could never be taken back: stay on TCP.
+                self.disarm();
+                End::Eof
+            }
             RxPath::Replay => End::Reset,
             RxPath::RingFinal => End::AfterRing,
             RxPath::Ring | RxPath::Returning if self.frame_len > 0 => End::Reset,

@@ -86,7 +86,8 @@ pub enum Scan {
 /// `begun` says whether the sender may have begun to write its mark. While it
 /// is false, a tail that looks like the first part of a mark is the program's
 /// own and is not held back: a request that happens to end so must reach a
-/// program that will answer it. An empty window gives [`Scan::Partial`].
+/// program that will answer it. `begun` must be read after the window was, or
+/// a mark that begins in between is taken for the program's. An empty window gives [`Scan::Partial`].
 pub fn scan(window: &[u8], nonce: &Nonce, begun: bool) -> Scan {
     let whole = mark(nonce);
     let mut at = 0;

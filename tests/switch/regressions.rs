@@ -1,0 +1,97 @@
+//! Schedules that once went wrong.
+
+use crate::world::*;
+use ringsock_core::switch::{End, RxPath, Switch};
+use std::sync::Arc;
+
+fn world(a: &[u8], b: &[u8]) -> World {
+    World::new(Arc::new(Cfg { stream: [a.to_vec(), b.to_vec()], pipe_cap: 64, ring_cap: 8, remote: false }))
+}
+
+fn play(world: &mut World, actions: &[Action]) {
+    for action in actions {
+        world.apply(*action).unwrap();
+    }
+}
+
+/// An armed end that might mark read the end of the peer's stream, and still
+/// switched to the ring when the link broke: a return could never be answered.
+#[test]
+fn end_of_stream_while_armed_gives_up_the_mark() {
+    let mut sw = Switch::new();
+    sw.arm([1; 16]);
+    sw.allow_mark([2; 16]);
+    sw.leave();
+    assert_eq!(sw.end(false), End::Eof);
+    assert_eq!(sw.step(0, 0), Ok(false));
+    assert!(sw.is_plain() && !sw.can_mark());
+
+    let mut w = world(b"hello", b"and the answer");
+    play(&mut w, &[
+        Action::Propose,
+        Action::Msg(A),
+        Action::Msg(B),
+        Action::Lose(false),
+        Action::Notice(A),
+        Action::Write(A, 5),
+        Action::Shut(A),
+        Action::Timeout,
+        Action::Read(B, 99),
+        Action::Read(B, 99),
+        Action::Notice(B),
+        Action::Mark(B),
+    ]);
+    assert!(w.ends[B].eof);
+    w.finish(true).unwrap();
+    assert!(!w.reset, "{w:?}");
+    assert_eq!(w.ends[A].read, 14);
+}
+
+/// The peer dies before the first byte of its mark leaves: nothing was
+/// accepted for the ring, so the end is a clean one.
+#[test]
+fn death_before_the_first_byte_of_the_mark() {
+    let mut w = world(b"xyz", &[7; 80]);
+    play(&mut w, &[
+        Action::Propose,
+        Action::Msg(A),
+        Action::Msg(B),
+        Action::Write(B, 64),
+        Action::Mark(B),
+        Action::Write(B, 8),
+        Action::Kill(B),
+    ]);
+    assert_eq!(w.ends[B].sent, 64);
+    w.finish(false).unwrap();
+    assert!(w.ends[A].eof);
+    assert_eq!(w.ends[A].read, 64);
+}
+
+/// A's link broke between ACCEPT and CONFIRM; B marks in order to return.
+#[test]
+fn mark_on_a_dead_link_is_answered_by_a_return() {
+    let mut w = world(b"abc\xf3", b"def\xf3");
+    play(&mut w, &[
+        Action::Propose,
+        Action::Msg(A),
+        Action::Msg(B),
+        Action::Lose(false),
+        Action::Notice(A),
+        Action::Write(B, 4),
+        Action::Notice(B),
+        Action::Write(B, 0),
+    ]);
+    w.finish(true).unwrap();
+    w.up_and_down().unwrap();
+}
+
+/// A is left armed by a handshake that B gave up; the next proposal frees it.
+#[test]
+fn orphaned_nonce_is_dropped_at_the_next_proposal() {
+    let mut w = world(b"abc\xf3", b"def\xf3");
+    play(&mut w, &[Action::Propose, Action::Msg(A), Action::Lose(false), Action::Notice(A), Action::Notice(B)]);
+    assert_eq!(w.ends[A].sw.rx(), RxPath::Armed);
+    w.finish(true).unwrap();
+    assert_eq!(w.ends[A].sw.rx(), RxPath::Armed);
+    w.up_and_down().unwrap();
+}
