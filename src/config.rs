@@ -39,7 +39,7 @@ pub enum Spin {
 }
 
 /// Text of at most `N - 1` bytes in place, always followed by a NUL.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Text<const N: usize> {
     buf: [u8; N],
     len: usize,
@@ -125,7 +125,7 @@ impl<const N: usize> fmt::Write for Text<N> {
 
 impl<const N: usize> fmt::Debug for Text<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Quoted(self.as_bytes()).fmt(f)
+        fmt::Display::fmt(&Quoted(self.as_bytes()), f)
     }
 }
 

@@ -54,11 +54,7 @@ impl Level {
 /// Longest line in bytes, with its newline; the rest of a longer one is cut.
 pub const LINE_BYTES: usize = 512;
 
-/// Where library fds are moved to, so that they do not take numbers that programs count on.
-const HIGH_FD: usize = 1000;
-
 const STDERR: i32 = 2;
-const NO_FD: i32 = -1;
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Warn as u8);
 static FD: AtomicI32 = AtomicI32::new(STDERR);
@@ -106,17 +102,6 @@ macro_rules! debug { ($($arg:tt)*) => { $crate::log::log($crate::log::Level::Deb
 macro_rules! trace { ($($arg:tt)*) => { $crate::log::log($crate::log::Level::Trace, format_args!($($arg)*)) }; }
 pub use crate::{debug, error, info, trace, warn};
 
-/// The library's own log fd, or -1 if it logs to the program's stderr or nowhere.
-///
-/// Hooks that close ranges of fds may spare it; if they do not, nothing bad
-/// happens but that later lines are lost.
-pub fn own_fd() -> i32 {
-    match FD.load(Relaxed) {
-        STDERR => NO_FD,
-        fd => fd,
-    }
-}
-
 /// Sets level and target; `path` is NUL-terminated and fully expanded, `None` is stderr.
 ///
 /// If the file cannot be opened the log goes to stderr; the error is returned
@@ -136,8 +121,7 @@ pub(crate) fn init(level: Level, path: Option<&[u8]>) -> Result<(), Errno> {
     }
     let old = FD.swap(fd, Relaxed);
     if old != fd && old > STDERR {
-        // SAFETY: `old` was opened by `open` below and nobody else knows it.
-        let _ = unsafe { sys!(libc::SYS_close, old) };
+        crate::sys::close(old);
     }
     result
 }
@@ -150,30 +134,7 @@ fn open(path: &[u8]) -> SysResult<i32> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
     // SAFETY: `path` ends with NUL, as was just seen.
     let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644)? };
-    Ok(move_high(fd as i32))
-}
-
-/// Moves an fd of the library to a high number and returns the new one.
-///
-/// Programs expect the lowest free number from `open`, and some keep fds in
-/// bitmaps. Where the limit allows nothing high, the fd stays as it is.
-pub(crate) fn move_high(fd: i32) -> i32 {
-    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the old limit; no new one is set.
-    let got = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit) };
-    let top = if got.is_ok() { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 0 };
-    for floor in [HIGH_FD, top.saturating_sub(16), top / 2] {
-        if floor <= fd as usize || floor >= top {
-            continue;
-        }
-        // SAFETY: duplicates an fd that is ours.
-        if let Ok(high) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor) } {
-            // SAFETY: `fd` is ours and `high` replaces it.
-            let _ = unsafe { sys!(libc::SYS_close, fd) };
-            return high as i32;
-        }
-    }
-    fd
+    Ok(crate::fdhigh::move_high(fd as i32))
 }
 
 fn fstat(fd: i32) -> SysResult<libc::stat> {
@@ -346,27 +307,46 @@ mod tests {
         assert!(Quoted(&[b'x'; 200]).to_string().ends_with("\"..."));
     }
 
-    #[test]
-    fn a_closed_pipe_neither_kills_nor_blocks() {
+    fn pipe() -> [i32; 2] {
         let mut fds = [0i32; 2];
         // SAFETY: room for two fds.
         unsafe { sys!(libc::SYS_pipe2, fds.as_mut_ptr(), libc::O_CLOEXEC) }.unwrap();
-        // Fill it: the next line is dropped, not waited for.
+        fds
+    }
+
+    #[test]
+    fn a_full_pipe_is_not_waited_for() {
+        let [read, write] = pipe();
         // SAFETY: plain fcntl and write on our own pipe.
         unsafe {
-            sys!(libc::SYS_fcntl, fds[1], libc::F_SETFL, libc::O_NONBLOCK).unwrap();
-            while sys!(libc::SYS_write, fds[1], [0u8; 4096].as_ptr(), 4096).is_ok() {}
-            sys!(libc::SYS_fcntl, fds[1], libc::F_SETFL, 0).unwrap();
+            sys!(libc::SYS_fcntl, write, libc::F_SETFL, libc::O_NONBLOCK).unwrap();
+            while sys!(libc::SYS_write, write, [0u8; 4096].as_ptr(), 4096).is_ok() {}
+            sys!(libc::SYS_fcntl, write, libc::F_SETFL, 0).unwrap();
         }
-        write_quietly(fds[1], b"x\n", false);
-        // Rust's test harness ignores SIGPIPE; give it its default action to see the difference.
-        // SAFETY: sets a default disposition; the fds are ours.
-        unsafe {
-            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            sys!(libc::SYS_close, fds[0]).unwrap();
-            write_quietly(fds[1], b"x\n", false);
-            sys!(libc::SYS_close, fds[1]).unwrap();
-            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        write_quietly(write, b"x\n", false);
+        crate::sys::close_raw(read);
+        crate::sys::close_raw(write);
+    }
+
+    #[test]
+    fn a_closed_pipe_does_not_kill() {
+        let [read, write] = pipe();
+        crate::sys::close_raw(read);
+        // In a child, because the disposition of a signal belongs to the whole test process.
+        // SAFETY: the child makes system calls only, until it exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the default disposition, and an end without exit handlers.
+            unsafe {
+                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+                write_quietly(write, b"x\n", false);
+                libc::_exit(7);
+            }
         }
+        let mut status = 0;
+        // SAFETY: our own child, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        crate::sys::close_raw(write);
+        assert_eq!(status, 7 << 8, "not killed by SIGPIPE");
     }
 }

@@ -2,7 +2,10 @@
 //! expression each, and all logic starts here.
 
 use crate::sys::Errno;
-use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
+use crate::{epoll, fds, io, poll, process, table, transfer};
+use libc::{
+    c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
+};
 
 /// What became of an interposed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,35 +18,363 @@ pub enum Outcome {
     Fail(Errno),
 }
 
-pub unsafe fn init() {}
-pub unsafe fn exiting() {}
-pub unsafe fn fork_prepare() {}
+/// The library is loaded.
+///
+/// # Safety
+/// To be called once, before other threads run.
+pub unsafe fn init() {
+    process::init();
+}
+
+/// The process ends.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn exiting() {
+    process::exiting();
+}
+
+/// Before fork.
+///
+/// # Safety
+/// To be followed by `fork_parent` or `fork_child`.
+pub unsafe fn fork_prepare() {
+    process::fork_prepare();
+}
+
+/// After fork, in the parent.
+///
+/// # Safety
+/// See `fork_prepare`.
 pub unsafe fn fork_parent() {}
-pub unsafe fn fork_child() {}
-pub unsafe fn exec_prepare() {}
+
+/// After fork, in the child.
+///
+/// # Safety
+/// See `fork_prepare`.
+pub unsafe fn fork_child() {
+    process::fork_child();
+}
+
+/// Before exec.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn exec_prepare() {
+    process::exec_prepare();
+}
+
+/// exec has failed: the program goes on.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn exec_failed() {}
-pub fn fd_new(_fd: c_int) {}
-pub unsafe fn accepted(_listener: c_int, _fd: c_int) {}
-pub unsafe fn connecting(_fd: c_int) {}
-pub unsafe fn recv(_fd: c_int, _buf: *mut c_void, _len: size_t, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn recvv(_fd: c_int, _iov: *const iovec, _n: usize, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn recvmsg(_fd: c_int, _msg: *mut msghdr, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn send(_fd: c_int, _buf: *const c_void, _len: size_t, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn sendv(_fd: c_int, _iov: *const iovec, _n: usize, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn sendmsg(_fd: c_int, _msg: *const msghdr, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn sendfile(_out: c_int, _inp: c_int, _off: *mut off64_t, _n: size_t) -> Outcome { Outcome::Bypass }
-pub unsafe fn splice(_inp: c_int, _offin: *mut off64_t, _out: c_int, _offout: *mut off64_t, _n: size_t, _flags: c_uint) -> Outcome { Outcome::Bypass }
-pub unsafe fn shutdown(_fd: c_int, _how: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn close(_fd: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn close_range(_first: c_uint, _last: c_uint, _flags: c_int) -> Outcome { Outcome::Bypass }
-pub unsafe fn dup_new(_old: c_int, _new: c_int) {}
-pub unsafe fn dup2(_old: c_int, _new: c_int, _flags: Option<c_int>) -> Outcome { Outcome::Bypass }
-pub unsafe fn fcntl(_fd: c_int, _cmd: c_int, _arg: usize) -> Outcome { Outcome::Bypass }
-pub unsafe fn ioctl(_fd: c_int, _req: u64, _arg: usize) -> Outcome { Outcome::Bypass }
-pub unsafe fn getsockopt(_fd: c_int, _level: c_int, _name: c_int, _val: *mut c_void, _len: *mut socklen_t) -> Outcome { Outcome::Bypass }
-pub unsafe fn setsockopt(_fd: c_int, _level: c_int, _name: c_int, _val: *const c_void, _len: socklen_t) -> Outcome { Outcome::Bypass }
-/// `timeout_ns` < 0 waits for ever; `sigmask` may be null.
-pub unsafe fn poll(_fds: *mut pollfd, _n: usize, _timeout_ns: i64, _sigmask: *const sigset_t) -> Outcome { Outcome::Bypass }
-pub unsafe fn select(_n: c_int, _r: *mut fd_set, _w: *mut fd_set, _e: *mut fd_set, _timeout_ns: i64, _sigmask: *const sigset_t) -> Outcome { Outcome::Bypass }
-pub unsafe fn epoll_ctl(_ep: c_int, _op: c_int, _fd: c_int, _ev: *mut epoll_event) -> Outcome { Outcome::Bypass }
-pub unsafe fn epoll_wait(_ep: c_int, _evs: *mut epoll_event, _max: c_int, _timeout_ns: i64, _sigmask: *const sigset_t) -> Outcome { Outcome::Bypass }
+
+/// A call has returned this fd number: whatever it was before is gone.
+#[inline]
+pub fn fd_new(fd: c_int) {
+    if !table::is_foreign(fd) {
+        fds::stale(fd);
+    }
+}
+
+/// `accept(2)` has returned `fd`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn accepted(_listener: c_int, fd: c_int) {
+    fds::opened(fd, false);
+}
+
+/// `connect(2)` has succeeded or begun.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn connecting(fd: c_int) {
+    fds::opened(fd, true);
+}
+
+macro_rules! foreign {
+    ($fd:expr) => {
+        if table::is_foreign($fd) {
+            return Outcome::Bypass;
+        }
+    };
+}
+
+/// `recv(2)`, `read(2)`.
+///
+/// # Safety
+/// As for the call.
+#[inline]
+pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) }
+}
+
+/// An array of buffers, if it is one that the kernel would take.
+unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
+    if iov.is_null() || n == 0 || n > 1024 {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let v = unsafe { core::slice::from_raw_parts(iov, n) };
+    v.iter().try_fold(0usize, |s, x| s.checked_add(x.iov_len)).filter(|t| *t <= isize::MAX as usize)?;
+    Some(v)
+}
+
+/// `readv(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn recvv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    match unsafe { vector(iov, n) } {
+        // SAFETY: the caller's promise.
+        Some(v) => unsafe { io::recv(fd, v, core::ptr::null_mut(), flags) },
+        None => Outcome::Bypass,
+    }
+}
+
+/// `recvmsg(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
+    foreign!(fd);
+    if msg.is_null() {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
+            Some(v) => io::recv(fd, v, msg, flags),
+            None => Outcome::Bypass,
+        }
+    }
+}
+
+/// `send(2)`, `write(2)`.
+///
+/// # Safety
+/// As for the call.
+#[inline]
+pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) }
+}
+
+/// `writev(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    match unsafe { vector(iov, n) } {
+        // SAFETY: the caller's promise.
+        Some(v) => unsafe { io::send(fd, v, core::ptr::null(), flags) },
+        None => Outcome::Bypass,
+    }
+}
+
+/// `sendmsg(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    if table::is_foreign(fd) {
+        return Outcome::Bypass;
+    }
+    if msg.is_null() {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
+            Some(v) => io::send(fd, v, msg, flags),
+            None => Outcome::Bypass,
+        }
+    }
+}
+
+/// `sendfile(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: size_t) -> Outcome {
+    foreign!(out);
+    // SAFETY: the caller's promise.
+    unsafe { transfer::sendfile(out, inp, off, n) }
+}
+
+/// `splice(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn splice(
+    inp: c_int,
+    offin: *mut off64_t,
+    out: c_int,
+    offout: *mut off64_t,
+    n: size_t,
+    flags: c_uint,
+) -> Outcome {
+    if table::is_foreign(inp) && table::is_foreign(out) {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transfer::splice(inp, offin, out, offout, n, flags) }
+}
+
+/// `shutdown(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn shutdown(fd: c_int, how: c_int) -> Outcome {
+    foreign!(fd);
+    fds::shutdown(fd, how)
+}
+
+/// `close(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn close(fd: c_int) -> Outcome {
+    if table::is_foreign(fd) && !process::is_own_fd(fd) {
+        return Outcome::Bypass;
+    }
+    fds::close(fd)
+}
+
+/// `close_range(2)`, `closefrom(3)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> Outcome {
+    fds::close_range(first, last, flags)
+}
+
+/// `dup(2)` or `F_DUPFD` has made `new` of `old`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn dup_new(old: c_int, new: c_int) {
+    fd_new(new);
+    if !table::is_foreign(old) {
+        fds::duplicated(old, new);
+    }
+}
+
+/// `dup2(2)`, `dup3(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
+    if table::is_foreign(old) && table::is_foreign(new) && !process::is_own_fd(new) {
+        return Outcome::Bypass;
+    }
+    fds::dup2(old, new, flags)
+}
+
+/// `fcntl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { fds::fcntl(fd, cmd, arg) }
+}
+
+/// `ioctl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { fds::ioctl(fd, req, arg) }
+}
+
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { fds::getsockopt(fd, level, name, val, len) }
+}
+
+/// `setsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { fds::setsockopt(fd, level, name, val, len) }
+}
+
+/// `ppoll(2)` and its kin. `timeout_ns` < 0 waits for ever; `sigmask` may be null.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, sigmask: *const sigset_t) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe { poll::poll(fds, n, timeout_ns, sigmask) }
+}
+
+/// `pselect(2)` and its kin. `timeout_ns` < 0 waits for ever; `sigmask` may be null.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn select(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    timeout_ns: i64,
+    sigmask: *const sigset_t,
+) -> Outcome {
+    if !process::is_active() {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    if !unsafe { crate::select::any(n, r, w, e, |fd| !table::is_foreign(fd)) } {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { crate::select::select(n, r, w, e, timeout_ns, sigmask) }
+}
+
+/// `epoll_ctl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
+    foreign!(fd);
+    // SAFETY: the caller's promise.
+    unsafe { epoll::ctl(ep, op, fd, ev) }
+}
+
+/// `epoll_wait(2)` and its kin.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn epoll_wait(
+    ep: c_int,
+    evs: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    sigmask: *const sigset_t,
+) -> Outcome {
+    foreign!(ep);
+    // SAFETY: the caller's promise.
+    unsafe { epoll::wait(ep, evs, max, timeout_ns, sigmask) }
+}

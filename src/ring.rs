@@ -135,6 +135,11 @@ impl TxRing {
         next > self.cap && self.announce(next.trailing_zeros())
     }
 
+    /// Whether [`TxRing::grow`] up to `max` bytes may succeed.
+    pub fn can_grow(&self, max: usize) -> bool {
+        self.cap < max as u64 && ((self.geo_count - self.geo_first) as usize) < GEOS - 1
+    }
+
     /// The peer's cursor at which a writer that found the ring full is worth waking: a quarter is free again.
     pub fn goal(&self) -> u64 {
         (self.produced + self.cap / 4).saturating_sub(self.cap).max(self.start)

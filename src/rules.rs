@@ -194,7 +194,7 @@ impl Rules {
         let comm = TextFile::read(b"/proc/self/comm\0", 4096).ok();
         let program = Program {
             exe: exe.get(..n.unwrap_or(0)).unwrap_or(&[]),
-            comm: comm.as_ref().map_or(&[], TextFile::bytes).trim_ascii_end(),
+            comm: comm.as_ref().map_or(&b""[..], TextFile::bytes).trim_ascii_end(),
         };
         Rules::parse(file.leak(), &program)
     }

@@ -76,6 +76,7 @@ impl<T> Arg for &mut T {
 /// `sys!(NUMBER, ARGS...)`: a raw system call with up to six arguments.
 macro_rules! sys {
     ($n:expr $(, $a:expr)* $(,)?) => {{
+        #[allow(unused_mut)]
         let mut args = [0usize; 6];
         let mut _i = 0;
         $( args[_i] = $crate::sys::Arg::arg($a); _i += 1; )*

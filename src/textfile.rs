@@ -22,8 +22,7 @@ impl TextFile {
         // SAFETY: `path` ends with NUL, as was just seen.
         let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? };
         let file = Self::read_fd(fd, most);
-        // SAFETY: opened above.
-        let _ = unsafe { sys!(libc::SYS_close, fd) };
+        crate::sys::close_raw(fd as i32);
         file
     }
 

@@ -25,7 +25,7 @@ pub(crate) fn uid_of(name: &[u8]) -> Option<u32> {
 pub(crate) fn group(name: &[u8], member: impl FnMut(u32)) -> Option<u32> {
     let groups = TextFile::read(b"/etc/group\0", MOST).ok()?;
     let users = TextFile::read(b"/etc/passwd\0", MOST).ok();
-    group_in(groups.bytes(), users.as_ref().map_or(&[], TextFile::bytes), name, member)
+    group_in(groups.bytes(), users.as_ref().map_or(&b""[..], TextFile::bytes), name, member)
 }
 
 fn uid_in(passwd: &[u8], name: &[u8]) -> Option<u32> {

@@ -1,0 +1,176 @@
+//! Where connections and what others see of them are kept.
+//!
+//! Each process has an arena of its own; a forked child goes on using the
+//! records that it inherited and makes its own arena for new ones.
+
+use crate::conn::{add_totals, Conn, Local, Phase};
+use crate::shm;
+use crate::stats::{self, ConnStats, Header};
+use crate::sync::Lock;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+const CAPACITY: usize = 1 << 16;
+const STATS_BYTES: usize = stats::CONNS_OFFSET + CAPACITY * size_of::<ConnStats>();
+
+struct Arena {
+    header: *const Header,
+    stats: *mut ConnStats,
+    conns: *mut Conn,
+    locals: *mut Local,
+}
+
+static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
+static HINT: AtomicU32 = AtomicU32::new(0);
+static LOCK: Lock = Lock::new();
+
+fn make() -> Option<Arena> {
+    let conns = shm::anon_shared(CAPACITY * size_of::<Conn>()).ok()?;
+    let locals = shm::anon_private(CAPACITY * size_of::<Local>()).ok()?;
+    let (fd, map) = shm::create_owned(b"ringsock-state\0", STATS_BYTES).ok()?;
+    // The page of totals and the first records exist; later pages are allocated with their records.
+    if shm::allocate(fd, 0, stats::CONNS_OFFSET).is_err() {
+        crate::sys::close(fd);
+        return None;
+    }
+    FD.store(fd, Relaxed);
+    let header = map.base as *const Header;
+    // SAFETY: the mapping is larger than a header, zeroed, and all fields are atomics.
+    let h = unsafe { &*header };
+    h.version.store(stats::VERSION, Relaxed);
+    h.pid.store(crate::process::pid(), Relaxed);
+    h.capacity.store(CAPACITY as u32, Relaxed);
+    let mut name = [0u8; 64];
+    crate::process::program_name(&mut name);
+    for (to, from) in h.program.iter().zip(name) {
+        to.store(from, Relaxed);
+    }
+    h.magic.store(stats::MAGIC, Release);
+    Some(Arena {
+        header,
+        // SAFETY: inside the mapping.
+        stats: unsafe { map.base.add(stats::CONNS_OFFSET) }.cast(),
+        conns: conns.base.cast(),
+        locals: locals.base.cast(),
+    })
+}
+
+static FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
+
+fn arena() -> Option<&'static Arena> {
+    // SAFETY: set once to a leaked box.
+    if let Some(a) = unsafe { ARENA.load(Acquire).as_ref() } {
+        return Some(a);
+    }
+    let _g = LOCK.lock();
+    if ARENA.load(Acquire).is_null() {
+        let a = make()?;
+        ARENA.store(Box::into_raw(Box::new(a)), Release);
+    }
+    // SAFETY: as above.
+    unsafe { ARENA.load(Acquire).as_ref() }
+}
+
+/// A new record, in no phase yet (`Closed`), with nobody else knowing it. `None`: no memory, or too many.
+pub fn alloc() -> Option<&'static Conn> {
+    let a = arena()?;
+    // SAFETY: see `make`.
+    let h = unsafe { &*a.header };
+    let _g = LOCK.lock();
+    let from = HINT.load(Relaxed) as usize;
+    for n in 0..CAPACITY {
+        let i = (from + n) % CAPACITY;
+        // SAFETY: in bounds; zeroed memory is a `Conn` in phase `Free`.
+        let c = unsafe { &*a.conns.add(i) };
+        if c.phase() != Phase::Free || !c.claim() {
+            continue;
+        }
+        if i as u32 >= h.used.load(Relaxed) {
+            // 16 records a page: make the page exist before it is touched.
+            let at = stats::CONNS_OFFSET + i * size_of::<ConnStats>();
+            if shm::allocate(FD.load(Relaxed), at & !4095, 4096).is_err() {
+                c.set_phase(Phase::Free);
+                return None;
+            }
+            h.used.fetch_max(i as u32 + 1, Release);
+        }
+        let gen = c.gen.load(Relaxed).wrapping_add(1);
+        // SAFETY: claimed, so nobody else uses record `i`; all three arrays have `CAPACITY` elements.
+        unsafe {
+            let local = a.locals.add(i);
+            if (*local).fds.load(Relaxed) == u32::MAX || gen == 1 {
+                local.write(Local::default());
+            }
+            (*local).fds.store(0, Relaxed);
+            (*a.conns.add(i)).reset(i as u32, crate::process::pid(), gen, local, a.stats.add(i));
+            let s = &*a.stats.add(i);
+            for w in [&s.tx_bytes_tcp, &s.tx_bytes_ring, &s.rx_bytes_tcp, &s.rx_bytes_ring] {
+                w.store(0, Relaxed);
+            }
+            for w in [&s.upgrades, &s.returns] {
+                w.store(0, Relaxed);
+            }
+            for w in [&s.why, &s.link, &s.path_tx, &s.path_rx] {
+                w.store(0, Relaxed);
+            }
+            s.local.port.store(0, Relaxed);
+            s.peer.port.store(0, Relaxed);
+            s.gen.store(s.gen.load(Relaxed) | 1, Release);
+            (*a.conns.add(i)).set_phase(Phase::Closed);
+        }
+        HINT.store(i as u32 + 1, Relaxed);
+        // SAFETY: as above.
+        return Some(unsafe { &*a.conns.add(i) });
+    }
+    None
+}
+
+/// Frees a record, adding its counts to the totals.
+pub fn free(c: &Conn) {
+    let Some(a) = arena() else { return };
+    if !c.is_inherited() {
+        // SAFETY: see `make`.
+        add_totals(unsafe { &(*a.header).closed }, c.stats());
+    }
+    c.stats().gen.fetch_and(!1, Release);
+    if !c.is_inherited() {
+        HINT.fetch_min(c.index, Relaxed);
+    }
+    c.set_phase(Phase::Free);
+}
+
+/// The header and the records in use so far.
+pub fn view() -> Option<(&'static Header, &'static [ConnStats])> {
+    // SAFETY: set once to a leaked box.
+    let a = unsafe { ARENA.load(Acquire).as_ref() }?;
+    // SAFETY: the mapping holds `CAPACITY` records, of which `used` have their pages.
+    unsafe {
+        let h = &*a.header;
+        Some((h, core::slice::from_raw_parts(a.stats, h.used.load(Acquire) as usize)))
+    }
+}
+
+/// Every record that is in use.
+pub fn each(mut f: impl FnMut(&'static Conn)) {
+    // SAFETY: set once to a leaked box.
+    let Some(a) = (unsafe { ARENA.load(Acquire).as_ref() }) else { return };
+    // SAFETY: see `make`.
+    let used = unsafe { &*a.header }.used.load(Acquire) as usize;
+    for i in 0..used {
+        // SAFETY: in bounds.
+        let c = unsafe { &*a.conns.add(i) };
+        if c.phase() != Phase::Free {
+            f(c);
+        }
+    }
+}
+
+/// In a forked child: new connections go to a new arena.
+pub fn reset_after_fork() {
+    LOCK.reset_after_fork();
+    ARENA.store(core::ptr::null_mut(), Relaxed);
+    HINT.store(0, Relaxed);
+    let fd = FD.swap(-1, Relaxed);
+    if fd >= 0 {
+        crate::sys::close(fd);
+    }
+}

@@ -1,0 +1,143 @@
+//! Bells: how a process that sleeps in the kernel is woken by a peer.
+//!
+//! A bell is an eventfd and a word in a page that every peer maps. The word
+//! is odd while somebody sleeps at the bell, and has a new value for each
+//! sleep, so that a peer rings once for one sleep. Bell 0 belongs to the
+//! background thread; an epoll set with ring sockets has one of its own, and
+//! a thread in `poll` borrows one.
+
+use crate::fdhigh;
+use crate::layout::{BellPage, BELLS};
+use crate::shm;
+use crate::sync::{full_fence, Lock};
+use crate::sys::{self, sys};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use libc::c_int;
+
+static PAGE: AtomicPtr<BellPage> = AtomicPtr::new(core::ptr::null_mut());
+static PAGE_FD: AtomicI32 = AtomicI32::new(-1);
+static FDS: [AtomicI32; BELLS] = [const { AtomicI32::new(-1) }; BELLS];
+static SLEEPERS: [AtomicU32; BELLS] = [const { AtomicU32::new(0) }; BELLS];
+static USED: AtomicU64 = AtomicU64::new(0);
+static LOCK: Lock = Lock::new();
+
+/// The fd of the page of sleep words, creating page and bell 0 first if need be.
+pub fn page_fd() -> Option<c_int> {
+    let _g = LOCK.lock();
+    if PAGE.load(Acquire).is_null() {
+        let (fd, map) = shm::create_owned(b"ringsock-bells\0", 4096).ok()?;
+        if shm::allocate(fd, 0, 4096).is_err() {
+            sys::close(fd);
+            return None;
+        }
+        PAGE_FD.store(fd, Relaxed);
+        PAGE.store(map.base as *mut BellPage, Release);
+        take(0)?;
+    }
+    Some(PAGE_FD.load(Relaxed))
+}
+
+fn take(k: usize) -> Option<u32> {
+    if FDS[k].load(Relaxed) < 0 {
+        // SAFETY: no preconditions.
+        let fd = unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }.ok()?;
+        FDS[k].store(fdhigh::move_high(fd as c_int), Release);
+    }
+    USED.fetch_or(1 << k, Relaxed);
+    Some(k as u32)
+}
+
+/// Takes a bell that nobody uses.
+pub fn alloc() -> Option<u32> {
+    page_fd()?;
+    let _g = LOCK.lock();
+    let k = (!USED.load(Relaxed)).trailing_zeros() as usize;
+    if k >= BELLS { None } else { take(k) }
+}
+
+/// Gives a bell back.
+pub fn free(k: u32) {
+    USED.fetch_and(!(1 << k), Release);
+}
+
+/// The bells that exist, as a set of bits.
+pub fn used() -> u64 {
+    USED.load(Acquire)
+}
+
+/// The bell's eventfd.
+pub fn fd(k: u32) -> c_int {
+    FDS[k as usize % BELLS].load(Acquire)
+}
+
+fn word(k: u32) -> Option<&'static AtomicU32> {
+    // SAFETY: the page is never unmapped, and all-zero is a valid value.
+    unsafe { PAGE.load(Acquire).as_ref() }.map(|p| &p.sleep[k as usize % BELLS])
+}
+
+/// Says that the caller is about to sleep at bell `k`; it must look once more for work after this.
+pub fn sleep_begin(k: u32) {
+    SLEEPERS[k as usize % BELLS].fetch_add(1, SeqCst);
+    renew(k);
+    full_fence();
+}
+
+/// Says that the caller sleeps no more.
+pub fn sleep_end(k: u32) {
+    SLEEPERS[k as usize % BELLS].fetch_sub(1, SeqCst);
+    renew(k);
+}
+
+/// Gives the word a new value for the present number of sleepers.
+fn renew(k: u32) {
+    let Some(w) = word(k) else { return };
+    let mut v = w.load(Relaxed);
+    loop {
+        let asleep = (SLEEPERS[k as usize % BELLS].load(SeqCst) > 0) as u32;
+        match w.compare_exchange_weak(v, ((v | 1).wrapping_add(1)) | asleep, SeqCst, Relaxed) {
+            Ok(_) => return,
+            Err(now) => v = now,
+        }
+    }
+}
+
+/// Whether somebody sleeps at bell `k`.
+pub fn asleep(k: u32) -> bool {
+    SLEEPERS[k as usize % BELLS].load(SeqCst) > 0
+}
+
+/// Wakes who sleeps at bell `k` of this process.
+pub fn ring(k: u32) {
+    ring_fd(fd(k));
+}
+
+/// Wakes who waits for the eventfd `fd`.
+pub fn ring_fd(fd: c_int) {
+    let one = 1u64;
+    if fd >= 0 {
+        // SAFETY: eight readable bytes, as an eventfd wants.
+        let _ = unsafe { sys!(libc::SYS_write, fd, &one, 8) };
+    }
+}
+
+/// Makes an eventfd unreadable again, for waiters that are not edge-triggered.
+pub fn clear(k: u32) {
+    let mut v = 0u64;
+    // SAFETY: eight writable bytes.
+    let _ = unsafe { sys!(libc::SYS_read, fd(k), &mut v, 8) };
+}
+
+/// In a forked child: the bells are the parent's.
+pub fn reset_after_fork() {
+    LOCK.reset_after_fork();
+    PAGE.store(core::ptr::null_mut(), Relaxed);
+    sys::close(PAGE_FD.swap(-1, Relaxed));
+    for k in 0..BELLS {
+        SLEEPERS[k].store(0, Relaxed);
+        let fd = FDS[k].swap(-1, Relaxed);
+        if fd >= 0 {
+            sys::close(fd);
+        }
+    }
+    USED.store(0, Relaxed);
+}

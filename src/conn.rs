@@ -1,0 +1,621 @@
+//! One TCP connection, as the library knows it.
+//!
+//! A [`Conn`] lies in memory that forked children share, and never moves: a
+//! thread that still holds a pointer to a closed one reads memory that is
+//! still a `Conn`. What belongs to one process alone (who waits for it) is in
+//! its [`Local`].
+//!
+//! Locks: `tx` is held to send, `rx` to receive, both (`rx` first) for
+//! everything that changes the path. Nobody sleeps while holding either.
+
+use crate::layout::*;
+use crate::link::Link;
+use crate::ring::{RxRing, TxRing};
+use crate::stats::{self, ConnStats, Why};
+use crate::switch::{RxPath, Switch, TxPath};
+use crate::sync::{full_fence, futex_wake, Guard, Lock};
+use crate::wire::Nonce;
+use crate::{poll::Waiter, sys};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering::*};
+
+/// What the library does with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+#[repr(u8)]
+pub enum Phase {
+    /// The record is free.
+    Free = 0,
+    /// On TCP; counted, because it may be upgraded.
+    Raw = 1,
+    /// Its readiness and its bytes are ours to give.
+    Managed = 2,
+    /// On TCP for good.
+    Plain = 3,
+    /// Closed by the program; its record waits for the background thread.
+    Closed = 4,
+}
+
+/// The TCP stream has ended.
+pub const END_EOF: u32 = 1;
+/// The connection was reset; one error is still to be reported.
+pub const END_RESET: u32 = 2;
+/// The program has shut its receiving direction.
+pub const END_RDSHUT: u32 = 4;
+/// The program has shut its sending direction.
+pub const END_WRSHUT: u32 = 8;
+/// The peer's sending direction has ended (by its FIN in the ring or of TCP).
+pub const END_RXFIN: u32 = 16;
+/// Nobody reads what we send: it goes to the kernel, which knows the right error.
+pub const END_TXDEAD: u32 = 32;
+
+/// Requests to the background thread.
+pub mod ask {
+    /// Look for the peer.
+    pub const LOOK: u32 = 1;
+    /// The program has closed it.
+    pub const CLOSED: u32 = 2;
+    /// Move the switch on.
+    pub const PUMP: u32 = 4;
+    /// Bring it back to TCP.
+    pub const LEAVE: u32 = 8;
+}
+
+/// What this process alone knows: who waits here.
+#[derive(Default)]
+pub struct Local {
+    /// Guards the rest.
+    pub lock: Lock,
+    /// Fd numbers of this process.
+    pub fds: AtomicU32,
+    /// Epoll sets that have it, as `(set, fd)`.
+    pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
+    /// Threads in `poll` that wait for it.
+    pub waiters: UnsafeCell<Vec<*const Waiter>>,
+}
+
+/// A connection. See the module's documentation.
+#[repr(C, align(64))]
+pub struct Conn {
+    /// Its place in the arena.
+    pub index: u32,
+    /// The process whose arena it is in.
+    pub arena_pid: u32,
+    /// Counts the uses of this record.
+    pub gen: AtomicU32,
+    phase: AtomicU8,
+    /// Whether our side connected (else: accepted).
+    pub connector: AtomicBool,
+    /// `O_NONBLOCK`.
+    pub nonblock: AtomicBool,
+    /// The program waits for it through us.
+    pub evidence: AtomicBool,
+    /// Given to the background thread for its rendezvous.
+    pub submitted: AtomicBool,
+    /// A send found the ring full.
+    pub nospace: AtomicBool,
+    /// `SO_LINGER` with a time of 0: a close resets.
+    pub linger0: AtomicBool,
+    /// The peer has our nonce and waits for its mark.
+    pub confirmed: AtomicBool,
+    /// The program ended its direction before the peer's nonce was known: we never write a mark.
+    pub unconfirmable: AtomicBool,
+    /// The peer was looked for in vain once.
+    pub looked_twice: AtomicBool,
+    /// The program has closed it, but bytes of a return are still to be written.
+    pub lingering: AtomicBool,
+    /// An fd number of it in this process, or -1.
+    pub fd: AtomicI32,
+    /// Processes that hold it.
+    pub procs: AtomicU32,
+    /// I/O calls.
+    pub calls: AtomicU32,
+    /// The count of calls at which to look for the peer (again).
+    pub next_try: AtomicU32,
+    /// Threads that are inside a sending system call.
+    pub tx_inflight: AtomicU32,
+    /// Threads that are inside a receiving system call.
+    pub rx_inflight: AtomicU32,
+    /// Threads that wait in the kernel for the socket to become readable.
+    pub peekers: AtomicU32,
+    /// The program's bytes sent by TCP.
+    pub tx_tcp: AtomicU64,
+    /// The program's bytes received by TCP.
+    pub rx_tcp: AtomicU64,
+    /// `SO_RCVLOWAT`.
+    pub rcvlowat: AtomicU32,
+    /// `SO_RCVTIMEO` in ns, 0: none.
+    pub rcvtimeo: AtomicI64,
+    /// `SO_SNDTIMEO` in ns, 0: none.
+    pub sndtimeo: AtomicI64,
+    /// `END_*`.
+    pub end: AtomicU32,
+    /// The error that the kernel gave, to be reported once.
+    pub err: AtomicI32,
+    /// Futex word: this side adds 1 to wake its own sleepers.
+    pub epoch: AtomicU32,
+    /// Threads asleep until readable / writable.
+    pub fut_rx: AtomicU32,
+    /// See `fut_rx`.
+    pub fut_tx: AtomicU32,
+    /// The peer's `want` for which a hint was given last.
+    pub hinted: AtomicU32,
+    /// `ask::*`.
+    pub asked: AtomicU32,
+    /// Next in the background thread's inbox.
+    pub next: AtomicPtr<Conn>,
+    /// The link of the current upgrade.
+    pub link: AtomicPtr<Link>,
+    /// Our slot in the link's segment.
+    pub slot: AtomicU32,
+    /// The peer's slot in its segment; `u32::MAX` while unknown.
+    pub peer_slot: AtomicU32,
+    own: AtomicPtr<Slot>,
+    peer: AtomicPtr<Slot>,
+    /// What others see of it.
+    pub stats: AtomicPtr<ConnStats>,
+    /// This process's part; the pointer is right in forked children too.
+    pub local: AtomicPtr<Local>,
+    /// Send lock.
+    pub tx_lock: Lock,
+    /// Receive lock.
+    pub rx_lock: Lock,
+    sw: UnsafeCell<Switch>,
+    /// What the peer looks for; under both locks.
+    peer_nonce: UnsafeCell<Nonce>,
+    tx: UnsafeCell<TxRing>,
+    rx: UnsafeCell<RxRing>,
+}
+
+/// The right to send.
+pub struct Tx<'a> {
+    conn: &'a Conn,
+    _g: Guard<'a>,
+}
+
+/// The right to receive.
+pub struct Rx<'a> {
+    conn: &'a Conn,
+    _g: Guard<'a>,
+}
+
+/// Both rights: everything may be changed.
+pub struct Both<'a> {
+    /// To receive.
+    pub rx: Rx<'a>,
+    /// To send.
+    pub tx: Tx<'a>,
+}
+
+impl<'a> Tx<'a> {
+    /// The connection.
+    pub fn conn(&self) -> &'a Conn {
+        self.conn
+    }
+    /// Where the next byte goes.
+    #[inline]
+    pub fn path(&self) -> TxPath {
+        // SAFETY: the switch changes only under both locks, and we hold one.
+        unsafe { (*self.conn.sw.get()).tx() }
+    }
+    /// Whether control bytes have to go first.
+    pub fn pending(&self) -> bool {
+        // SAFETY: as above.
+        !unsafe { (*self.conn.sw.get()).pending() }.is_empty()
+    }
+    /// What the peer looks for.
+    pub fn peer_nonce(&self) -> Nonce {
+        // SAFETY: changes only under both locks, and we hold one.
+        unsafe { *self.conn.peer_nonce.get() }
+    }
+    /// The ring that we write.
+    #[inline]
+    pub fn ring(&mut self) -> &mut TxRing {
+        // SAFETY: only the holder of the send lock uses it, and `&mut self` is unique.
+        unsafe { &mut *self.conn.tx.get() }
+    }
+}
+
+impl<'a> Rx<'a> {
+    /// The connection.
+    pub fn conn(&self) -> &'a Conn {
+        self.conn
+    }
+    /// Where the next byte comes from.
+    #[inline]
+    pub fn path(&self) -> RxPath {
+        // SAFETY: the switch changes only under both locks, and we hold one.
+        unsafe { (*self.conn.sw.get()).rx() }
+    }
+    /// The nonce to look for.
+    pub fn nonce(&self) -> crate::wire::Nonce {
+        // SAFETY: as above.
+        unsafe { *(*self.conn.sw.get()).nonce() }
+    }
+    /// The ring that we read.
+    #[inline]
+    pub fn ring(&mut self) -> &mut RxRing {
+        // SAFETY: only the holder of the receive lock uses it, and `&mut self` is unique.
+        unsafe { &mut *self.conn.rx.get() }
+    }
+}
+
+impl Both<'_> {
+    /// The switch.
+    pub fn sw(&mut self) -> &mut Switch {
+        // SAFETY: both locks are held, and `&mut self` is unique.
+        unsafe { &mut *self.rx.conn.sw.get() }
+    }
+    /// Notes what the peer looks for.
+    pub fn set_peer_nonce(&mut self, n: Nonce) {
+        // SAFETY: both locks are held, and `&mut self` is unique.
+        unsafe { *self.rx.conn.peer_nonce.get() = n };
+    }
+}
+
+impl Conn {
+    /// A new record at `index`. Only for the arena.
+    pub fn reset(&mut self, index: u32, pid: u32, gen: u32, local: *mut Local, stats: *mut ConnStats) {
+        // Neither the phase nor the locks: late users of the record's former life may still be at them.
+        for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.submitted] {
+            *b.get_mut() = false;
+        }
+        for b in [&mut self.nospace, &mut self.linger0, &mut self.confirmed, &mut self.lingering, &mut self.looked_twice, &mut self.unconfirmable] {
+            *b.get_mut() = false;
+        }
+        for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.asked, &mut self.slot] {
+            *w.get_mut() = 0;
+        }
+        for w in [&mut self.tx_inflight, &mut self.rx_inflight, &mut self.peekers, &mut self.fut_rx, &mut self.fut_tx] {
+            *w.get_mut() = 0;
+        }
+        for w in [&mut self.tx_tcp, &mut self.rx_tcp] {
+            *w.get_mut() = 0;
+        }
+        for w in [&mut self.rcvtimeo, &mut self.sndtimeo] {
+            *w.get_mut() = 0;
+        }
+        *self.err.get_mut() = 0;
+        *self.link.get_mut() = core::ptr::null_mut();
+        *self.own.get_mut() = core::ptr::null_mut();
+        *self.peer.get_mut() = core::ptr::null_mut();
+        self.index = index;
+        self.arena_pid = pid;
+        *self.gen.get_mut() = gen;
+        *self.rcvlowat.get_mut() = 1;
+        *self.procs.get_mut() = 1;
+        *self.fd.get_mut() = -1;
+        *self.peer_slot.get_mut() = u32::MAX;
+        *self.local.get_mut() = local;
+        *self.stats.get_mut() = stats;
+        *self.sw.get_mut() = Switch::new();
+        *self.tx.get_mut() = TxRing::default();
+        *self.rx.get_mut() = RxRing::default();
+    }
+
+    /// See [`Phase`].
+    #[inline]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Acquire) {
+            1 => Phase::Raw,
+            2 => Phase::Managed,
+            3 => Phase::Plain,
+            4 => Phase::Closed,
+            _ => Phase::Free,
+        }
+    }
+
+    /// Changes the phase.
+    pub fn set_phase(&self, p: Phase) {
+        self.phase.store(p as u8, SeqCst);
+    }
+
+    /// Takes a free record. Only for the arena.
+    pub fn claim(&self) -> bool {
+        self.phase.compare_exchange(Phase::Free as u8, Phase::Closed as u8, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Whether this process has only inherited it.
+    pub fn is_inherited(&self) -> bool {
+        self.arena_pid != crate::process::pid()
+    }
+
+    /// Takes the send lock.
+    #[inline]
+    pub fn lock_tx(&self) -> Tx<'_> {
+        Tx { conn: self, _g: self.tx_lock.lock() }
+    }
+
+    /// Takes the receive lock.
+    #[inline]
+    pub fn lock_rx(&self) -> Rx<'_> {
+        Rx { conn: self, _g: self.rx_lock.lock() }
+    }
+
+    /// Takes both locks.
+    pub fn lock_both(&self) -> Both<'_> {
+        let rx = self.lock_rx();
+        Both { rx, tx: self.lock_tx() }
+    }
+
+    /// Takes both locks if both are free.
+    pub fn try_lock_both(&self) -> Option<Both<'_>> {
+        let rx = Rx { conn: self, _g: self.rx_lock.try_lock()? };
+        Some(Both { rx, tx: Tx { conn: self, _g: self.tx_lock.try_lock()? } })
+    }
+
+    /// Our slot, while upgraded.
+    #[inline]
+    pub fn own(&self) -> Option<&Slot> {
+        // SAFETY: the link's segments stay mapped until the connection lets go of them under both locks.
+        unsafe { self.own.load(Acquire).as_ref() }
+    }
+
+    /// The peer's slot, while upgraded.
+    #[inline]
+    pub fn peer(&self) -> Option<&Slot> {
+        // SAFETY: as for `own`.
+        unsafe { self.peer.load(Acquire).as_ref() }
+    }
+
+    /// Sets or clears what an upgrade needs. Under both locks.
+    pub fn attach(&self, link: *mut Link, slot: u32, own: *const Slot) {
+        self.link.store(link, Release);
+        self.slot.store(slot, Release);
+        self.own.store(own.cast_mut(), Release);
+        if own.is_null() {
+            self.peer.store(core::ptr::null_mut(), Release);
+            self.peer_slot.store(u32::MAX, Release);
+        }
+    }
+
+    /// Sets what is known of the peer. Under both locks.
+    pub fn attach_peer(&self, slot: u32, peer: *const Slot) {
+        self.peer_slot.store(slot, Release);
+        self.peer.store(peer.cast_mut(), Release);
+    }
+
+    /// Whether its current upgrade uses our slot `slot` of `l`.
+    pub fn is_on(&self, l: &Link, slot: u32) -> bool {
+        core::ptr::eq(self.link.load(Acquire), l) && self.slot.load(Relaxed) == slot && self.phase() == Phase::Managed
+    }
+
+    /// This process's part.
+    #[inline]
+    pub fn local(&self) -> &Local {
+        // SAFETY: set by `reset` to memory that is never freed.
+        unsafe { &*self.local.load(Relaxed) }
+    }
+
+    /// What others see of it.
+    #[inline]
+    pub fn stats(&self) -> &ConnStats {
+        // SAFETY: set by `reset` to memory that is never unmapped.
+        unsafe { &*self.stats.load(Relaxed) }
+    }
+
+    /// Says why it is on TCP.
+    pub fn why(&self, w: Why) {
+        self.stats().why.store(w as u8, Relaxed);
+    }
+
+    /// Whether `END_*` is set.
+    #[inline]
+    pub fn has_ended(&self, bits: u32) -> bool {
+        self.end.load(Acquire) & bits != 0
+    }
+
+    /// Takes the error that is to be reported once.
+    pub fn take_error(&self) -> i32 {
+        if self.end.load(Relaxed) & END_RESET == 0 && self.err.load(Relaxed) == 0 {
+            return 0;
+        }
+        let e = self.err.swap(0, AcqRel);
+        self.end.fetch_and(!END_RESET, AcqRel);
+        e
+    }
+
+    /// Whether no epoll set of this process has it.
+    pub fn local_items_empty(&self) -> bool {
+        let _g = self.local().lock.lock();
+        // SAFETY: guarded by `local.lock`.
+        unsafe { (*self.local().items.get()).is_empty() }
+    }
+
+    /// The connection has failed with `errno`.
+    pub fn fail(&self, errno: i32) {
+        if !self.has_ended(END_EOF) {
+            self.err.store(errno, Release);
+            self.end.fetch_or(END_EOF | END_RESET | END_RXFIN | END_TXDEAD, AcqRel);
+        }
+    }
+
+    /// Whether something can be read without waiting (or an end or error can be reported).
+    /// Looks into the kernel where the bytes still come from TCP.
+    pub fn readable(&self) -> bool {
+        if self.has_ended(END_RESET | END_RDSHUT) {
+            return true;
+        }
+        let mut rx = self.lock_rx();
+        match rx.path() {
+            RxPath::Ring | RxPath::Returning | RxPath::RingFinal => {
+                let want = u64::from(self.rcvlowat.load(Relaxed).max(1));
+                let returning = rx.path() == RxPath::Returning;
+                let n = rx.ring().waiting();
+                (n >= want && !returning) || (!returning && self.fin_seen()) || self.has_ended(END_EOF)
+            }
+            RxPath::Tcp | RxPath::Replay => sys::poll_now(self.fd.load(Relaxed), libc::POLLIN) != 0,
+            RxPath::Armed => matches!(crate::io::front(&mut rx, 1), crate::io::Front::App(_) | crate::io::Front::End),
+        }
+    }
+
+    /// Whether the peer has ended its direction in the ring.
+    #[inline]
+    pub fn fin_seen(&self) -> bool {
+        if self.has_ended(END_RXFIN) {
+            return true;
+        }
+        match self.peer() {
+            Some(p) if p.flags.load(Acquire) & FIN != 0 => {
+                self.end.fetch_or(END_RXFIN, AcqRel);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether something can be written without waiting (or an error be had).
+    pub fn writable(&self) -> bool {
+        if self.has_ended(END_RESET | END_WRSHUT | END_TXDEAD) {
+            return true;
+        }
+        let mut tx = self.lock_tx();
+        match tx.path() {
+            TxPath::Ring => {
+                let cap_known = crate::config::get().ring_max;
+                let ring = tx.ring();
+                let nospace = self.nospace.load(Relaxed);
+                let room = ring.space(1).unwrap_or(1);
+                if !nospace {
+                    return room > 0 || ring.can_grow(cap_known);
+                }
+                let ok = ring.consumed >= ring.goal();
+                if ok {
+                    self.nospace.store(false, Relaxed);
+                }
+                ok
+            }
+            TxPath::Tcp if !tx.pending() => sys::poll_now(self.fd.load(Relaxed), libc::POLLOUT) != 0,
+            _ => false,
+        }
+    }
+
+    /// `poll(2)`'s view of it, of the events in `mask` and those that cannot be masked.
+    pub fn readiness(&self, mask: u32) -> u32 {
+        let mut r = 0u32;
+        const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+        const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+        if mask & IN != 0 && self.readable() {
+            r |= IN;
+        }
+        if mask & OUT != 0 && self.writable() {
+            r |= OUT;
+        }
+        let end = self.end.load(Acquire);
+        let rxfin = self.fin_seen() || end & END_RDSHUT != 0;
+        if rxfin {
+            r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
+        }
+        if end & END_RESET != 0 {
+            r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        }
+        if rxfin && end & (END_WRSHUT | END_RESET) != 0 {
+            r |= libc::EPOLLHUP as u32;
+        }
+        r & (mask | (libc::EPOLLERR | libc::EPOLLHUP) as u32)
+    }
+
+    /// Asks the peer for a hint when `bits` (`WANT_*`) come true; to be followed by another look.
+    pub fn arm(&self, bits: u32, bell: u32) {
+        let Some(own) = self.own() else { return };
+        if bits & WANT_TX != 0 {
+            let tx = self.lock_tx();
+            // SAFETY: we hold the send lock.
+            own.tx_goal.store(unsafe { (*self.tx.get()).goal() }, Relaxed);
+            drop(tx);
+        }
+        own.bell.store(bell, Relaxed);
+        let mut w = own.want.load(Relaxed);
+        loop {
+            // Bits that nobody waits for any more may stay: they cost the peer a hint at most.
+            let new = (((w >> WANT_SHIFT).wrapping_add(1)) << WANT_SHIFT) | (w & 0xff) | bits;
+            match own.want.compare_exchange_weak(w, new, SeqCst, Relaxed) {
+                Ok(_) => break,
+                Err(v) => w = v,
+            }
+        }
+        full_fence();
+    }
+
+    /// Bytes were published for the peer (`WANT_RX`, `FUTEX_RX`) or room was made for it: wakes whoever asked.
+    #[inline]
+    pub fn tell_peer(&self, hint_bit: u32, futex_bit: u32) {
+        full_fence();
+        let Some(peer) = self.peer() else { return };
+        let want = peer.want.load(Acquire);
+        if want & (hint_bit | futex_bit) != 0 {
+            self.tell_peer_slow(peer, want, hint_bit, futex_bit);
+        }
+    }
+
+    #[cold]
+    fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
+        // SAFETY: links are never freed while a connection has one.
+        let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
+        let due = hint_bit != WANT_TX && futex_bit != FUTEX_TX || self.reached_goal(peer);
+        if !due {
+            return;
+        }
+        if want & futex_bit != 0 {
+            if let Some(own) = self.own() {
+                own.wake.fetch_add(1, SeqCst);
+                futex_wake(&own.wake, i32::MAX);
+            }
+        }
+        if want & hint_bit != 0 {
+            let seq = want >> WANT_SHIFT;
+            // One hint for each wish; both directions share the counter.
+            if self.hinted.swap(seq.wrapping_add(1), AcqRel) != seq.wrapping_add(1) {
+                link.hint_peer(peer.bell.load(Relaxed), self.peer_slot.load(Relaxed));
+            }
+        }
+    }
+
+    fn reached_goal(&self, peer: &Slot) -> bool {
+        self.own().is_some_and(|o| o.consumed.load(Relaxed) >= peer.tx_goal.load(Relaxed))
+    }
+
+    /// Something has changed here: everybody in this process who waits for this connection looks again.
+    pub fn notify(&self) {
+        self.epoch.fetch_add(1, SeqCst);
+        if self.fut_rx.load(SeqCst) + self.fut_tx.load(SeqCst) > 0 {
+            futex_wake(&self.epoch, i32::MAX);
+        }
+        let local = self.local();
+        let _g = local.lock.lock();
+        // SAFETY: guarded by `local.lock`; sets are never freed, waiters unregister under the lock.
+        unsafe {
+            for (set, fd) in (*local.items.get()).iter() {
+                (**set).push_ready(*fd, self);
+            }
+            for w in (*local.waiters.get()).iter() {
+                (**w).ring();
+            }
+        }
+    }
+
+    /// Gives the background thread something to do.
+    pub fn ask(&self, what: u32) {
+        if self.asked.fetch_or(what, AcqRel) == 0 {
+            crate::bg::submit(self);
+        }
+    }
+
+    /// Copies the paths into what others see.
+    pub fn publish_paths(&self, sw: &Switch) {
+        let s = self.stats();
+        s.path_tx.store((sw.tx() == TxPath::Ring) as u8, Relaxed);
+        s.path_rx.store(matches!(sw.rx(), RxPath::Ring | RxPath::RingFinal) as u8, Relaxed);
+    }
+}
+
+/// The totals that closed connections are added to.
+pub fn add_totals(to: &stats::Totals, s: &ConnStats) {
+    to.tx_bytes_tcp.fetch_add(s.tx_bytes_tcp.load(Relaxed), Relaxed);
+    to.tx_bytes_ring.fetch_add(s.tx_bytes_ring.load(Relaxed), Relaxed);
+    to.rx_bytes_tcp.fetch_add(s.rx_bytes_tcp.load(Relaxed), Relaxed);
+    to.rx_bytes_ring.fetch_add(s.rx_bytes_ring.load(Relaxed), Relaxed);
+    to.upgrades.fetch_add(s.upgrades.load(Relaxed).into(), Relaxed);
+    to.returns.fetch_add(s.returns.load(Relaxed).into(), Relaxed);
+    to.connections.fetch_add(1, Relaxed);
+    to.upgraded.fetch_add((s.upgrades.load(Relaxed) > 0) as u64, Relaxed);
+}

@@ -1,0 +1,653 @@
+//! Epoll sets that contain connections of ours.
+//!
+//! As long as none of its connections is managed a set is the kernel's, and
+//! only remembered. A managed connection is taken out of the kernel's set; its
+//! readiness is computed here, with the kernel's own algorithm: a list of
+//! items that may be ready, looked at again when events are harvested,
+//! level-triggered ones put back. The set's bell is in the kernel's set, so
+//! whoever sleeps in the kernel wakes for either.
+
+use crate::bell;
+use crate::conn::{Conn, Phase};
+use crate::layout::{WANT_RX, WANT_TX};
+use crate::link;
+use crate::ops::Outcome;
+use crate::spin::Wait;
+use crate::sync::{now_ns, timespec_of, Lock};
+use crate::sys::{sys, Errno, SysResult};
+use crate::table::{self, Entry};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use libc::{c_int, epoll_event, sigset_t};
+use std::collections::{HashMap, VecDeque};
+
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
+
+struct Item {
+    conn: &'static Conn,
+    gen: u32,
+    events: u32,
+    data: u64,
+    managed: bool,
+    listed: bool,
+    /// A one-shot that has fired.
+    spent: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    items: HashMap<c_int, Item>,
+    ready: VecDeque<c_int>,
+}
+
+/// An epoll set. Never freed; recycled when its fd is closed.
+pub struct Set {
+    epfd: AtomicI32,
+    /// Its bell, 0: none yet.
+    bell: AtomicU32,
+    /// What the bell's eventfd is registered with: no program's data is equal to it but by a chance of 2^-64.
+    token: AtomicU64,
+    managed: AtomicU32,
+    /// Items that may be ready.
+    listed: AtomicU32,
+    /// Somebody polls the set's own fd, so its readiness must show in the kernel.
+    exposed: AtomicBool,
+    lock: Lock,
+    inner: UnsafeCell<Inner>,
+    next_free: AtomicPtr<Set>,
+    /// Not 0 once a one-shot item was added.
+    oneshots: AtomicU32,
+    turns: AtomicU32,
+}
+
+// SAFETY: `inner` is guarded by `lock`; the rest is atomic.
+unsafe impl Sync for Set {}
+
+static FREE_LOCK: Lock = Lock::new();
+static FREE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
+
+fn set_of(epfd: c_int) -> Option<&'static Set> {
+    match table::get(epfd) {
+        Entry::Set(s) => Some(s),
+        _ => None,
+    }
+}
+
+fn make_set(epfd: c_int) -> Option<&'static Set> {
+    let _g = FREE_LOCK.lock();
+    if let Some(s) = set_of(epfd) {
+        return Some(s);
+    }
+    let free = FREE.load(Relaxed);
+    // SAFETY: sets are leaked boxes.
+    let s: &'static Set = match unsafe { free.as_ref() } {
+        Some(s) => {
+            FREE.store(s.next_free.load(Relaxed), Relaxed);
+            s
+        }
+        None => Box::leak(Box::new(Set {
+            epfd: AtomicI32::new(-1),
+            bell: AtomicU32::new(0),
+            token: AtomicU64::new(0),
+            managed: AtomicU32::new(0),
+            listed: AtomicU32::new(0),
+            exposed: AtomicBool::new(false),
+            lock: Lock::new(),
+            inner: UnsafeCell::new(Inner::default()),
+            next_free: AtomicPtr::new(core::ptr::null_mut()),
+            oneshots: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
+        })),
+    };
+    let mut token = [0u8; 8];
+    crate::process::random(&mut token);
+    s.token.store(u64::from_ne_bytes(token), Relaxed);
+    s.epfd.store(epfd, Relaxed);
+    table::put_set(epfd, s).then_some(s)
+}
+
+fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *const epoll_event) -> SysResult {
+    // SAFETY: the kernel checks the address of `ev`.
+    unsafe { sys!(libc::SYS_epoll_ctl, epfd, op, fd, ev) }
+}
+
+/// The fd of a set is closed.
+pub fn closed(s: &'static Set) {
+    let mut gone = Vec::new();
+    {
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &mut *s.inner.get() };
+        for (fd, item) in inner.items.drain() {
+            gone.push((fd, item.conn));
+        }
+        inner.ready.clear();
+    }
+    for (fd, conn) in gone {
+        let _g = conn.local().lock.lock();
+        // SAFETY: guarded by `local.lock`.
+        unsafe { &mut *conn.local().items.get() }.retain(|(set, f)| !(core::ptr::eq(*set, s) && *f == fd));
+    }
+    s.listed.store(0, Relaxed);
+    s.managed.store(0, Relaxed);
+    let exposed = s.exposed.swap(false, Relaxed);
+    let b = s.bell.swap(0, Relaxed);
+    if b != 0 {
+        if exposed {
+            bell::sleep_end(b);
+        }
+        bell::free(b);
+    }
+    let _g = FREE_LOCK.lock();
+    s.next_free.store(FREE.load(Relaxed), Relaxed);
+    FREE.store((s as *const Set).cast_mut(), Relaxed);
+}
+
+/// An fd of the connection is closed: no set has it under that number any more.
+pub fn fd_closed(conn: &Conn, fd: c_int) {
+    let local = conn.local();
+    let _g = local.lock.lock();
+    // SAFETY: guarded by `local.lock`.
+    let items = unsafe { &mut *local.items.get() };
+    items.retain(|(set, f)| {
+        if *f != fd {
+            return true;
+        }
+        // SAFETY: sets are never freed.
+        let s = unsafe { &**set };
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        if unsafe { &mut *s.inner.get() }.items.remove(&fd).is_some_and(|i| i.managed) {
+            s.managed.fetch_sub(1, SeqCst);
+        }
+        false
+    });
+}
+
+impl Set {
+    /// The item `fd` may be ready.
+    pub fn push_ready(&self, fd: c_int, conn: &Conn) {
+        {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            match inner.items.get_mut(&fd) {
+                Some(i) if i.managed && !i.listed && !i.spent && core::ptr::eq(i.conn, conn) => {
+                    i.listed = true;
+                    inner.ready.push_back(fd);
+                    self.listed.store(inner.ready.len() as u32, SeqCst);
+                }
+                _ => return,
+            }
+        }
+        self.wake();
+    }
+
+    fn wake(&self) {
+        let b = self.bell.load(Acquire);
+        if b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {
+            bell::ring(b);
+        }
+    }
+
+    /// Makes sure that the set has a bell in the kernel's set.
+    fn need_bell(&self) -> Option<u32> {
+        let b = self.bell.load(Acquire);
+        if b != 0 {
+            return Some(b);
+        }
+        let b = bell::alloc()?;
+        let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: self.token.load(Relaxed) };
+        if kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, bell::fd(b), &mut ev).is_err() {
+            bell::free(b);
+            return None;
+        }
+        self.bell.store(b, Release);
+        Some(b)
+    }
+
+    /// Removes the bell's own events.
+    fn without_token(&self, evs: *mut epoll_event, n: usize) -> usize {
+        let token = self.token.load(Relaxed);
+        let mut out = 0;
+        for i in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            unsafe {
+                let e = evs.add(i).read_unaligned();
+                if e.u64 != token {
+                    evs.add(out).write_unaligned(e);
+                    out += 1;
+                }
+            }
+        }
+        out
+    }
+
+    /// Takes events from the list of items that may be ready.
+    fn harvest(&self, evs: *mut epoll_event, max: usize) -> usize {
+        if self.listed.load(SeqCst) == 0 {
+            return 0;
+        }
+        const BATCH: usize = 64;
+        let mut out = 0;
+        let mut left = self.listed.load(Relaxed) as usize;
+        while left > 0 && out < max {
+            let mut batch: [(c_int, Option<&'static Conn>, u32, u32); BATCH] = [(-1, None, 0, 0); BATCH];
+            let mut n = 0;
+            {
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &mut *self.inner.get() };
+                while n < BATCH.min(max - out).min(left) {
+                    let Some(fd) = inner.ready.pop_front() else { break };
+                    if let Some(i) = inner.items.get_mut(&fd) {
+                        i.listed = false;
+                        if i.managed && !i.spent {
+                            batch[n] = (fd, Some(i.conn), i.gen, i.events);
+                            n += 1;
+                        }
+                    }
+                }
+                self.listed.store(inner.ready.len() as u32, SeqCst);
+            }
+            if n == 0 {
+                break;
+            }
+            left -= n;
+            for (fd, conn, gen, events) in batch[..n].iter().filter_map(|(f, c, g, e)| c.map(|c| (*f, c, *g, *e))) {
+                let mask = (events & !NOT_EVENTS) | ALWAYS;
+                let mut got = conn.readiness(mask);
+                if got == 0 || events & ET != 0 {
+                    // The next change is to be told; what happened before that request is looked at after it.
+                    self.arm(conn, mask);
+                    if got == 0 {
+                        got = conn.readiness(mask);
+                    }
+                }
+                if got == 0 {
+                    continue;
+                }
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &mut *self.inner.get() };
+                let Some(i) = inner.items.get_mut(&fd) else { continue };
+                if !core::ptr::eq(i.conn, conn) || i.gen != gen || i.spent || !i.managed {
+                    continue;
+                }
+                // SAFETY: `out < max`, and the program's array has room for `max` events.
+                unsafe { evs.add(out).write_unaligned(epoll_event { events: got, u64: i.data }) };
+                out += 1;
+                if i.events & ONESHOT != 0 {
+                    i.spent = true;
+                } else if i.events & ET == 0 && !i.listed {
+                    i.listed = true;
+                    inner.ready.push_back(fd);
+                    self.listed.store(inner.ready.len() as u32, SeqCst);
+                }
+            }
+        }
+        let b = self.bell.load(Relaxed);
+        if self.listed.load(SeqCst) > 0 && b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {
+            bell::ring(b);
+        }
+        out
+    }
+
+    /// One-shots that the kernel has fired: they must not fire again if they become ours.
+    fn note_fired(&self, evs: *const epoll_event, n: usize) {
+        if self.oneshots.load(Relaxed) == 0 {
+            return;
+        }
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let items = unsafe { &mut (*self.inner.get()).items };
+        for i in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            let data = unsafe { evs.add(i).read_unaligned() }.u64;
+            let fits = |i: &Item| i.data == data && i.events & ONESHOT != 0 && !i.managed;
+            // Most programs put the fd itself into the low half.
+            if let Some(i) = items.get_mut(&(data as u32 as c_int)).filter(|i| fits(i)) {
+                i.spent = true;
+            } else if let Some(i) = items.values_mut().find(|i| fits(i)) {
+                i.spent = true;
+            }
+        }
+    }
+
+    fn arm(&self, conn: &Conn, mask: u32) {
+        let mut bits = WANT_RX;
+        if mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(Relaxed) {
+            bits |= WANT_TX;
+        }
+        // SAFETY: links are never freed.
+        let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }) else { return };
+        conn.arm(bits, l.usable_bell(self.bell.load(Relaxed)));
+    }
+
+    fn kernel_wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+        let epfd = self.epfd.load(Relaxed);
+        let masklen = if mask.is_null() { 0usize } else { 8 };
+        if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
+            let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX.into()) as c_int };
+            // SAFETY: `evs` has room for `max` events.
+            return unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) };
+        }
+        let ts = timespec_of(timeout_ns);
+        // SAFETY: `evs` has room for `max` events, `ts` is readable. 441 is epoll_pwait2.
+        match unsafe { sys!(441, epfd, evs, max, &ts, mask, masklen) } {
+            Err(libc::ENOSYS) => {
+                let ms = (timeout_ns / 1_000_000 + 1).min(i32::MAX.into()) as c_int;
+                // SAFETY: as above.
+                unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) }
+            }
+            r => r,
+        }
+    }
+
+    fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
+        let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
+        loop {
+            if self.managed.load(SeqCst) == 0 {
+                let n = self.kernel_wait(evs, max, left(), mask)?;
+                let kept = self.without_token(evs, n);
+                self.note_fired(evs, kept);
+                if kept > 0 || n == 0 {
+                    return Ok(kept as isize);
+                }
+                continue;
+            }
+            let b = self.bell.load(Acquire);
+            link::drain_hints(b);
+            let mut n = self.harvest(evs, max as usize);
+            // The kernel's fds must not starve while rings are busy.
+            let turn = self.turns.fetch_add(1, Relaxed);
+            if n == 0 || (turn % 8 == 0 && n < max as usize) {
+                // SAFETY: `n <= max` events are used.
+                let k = self.kernel_wait(unsafe { evs.add(n) }, max - n as c_int, 0, core::ptr::null());
+                // SAFETY: as above.
+                n += self.without_token(unsafe { evs.add(n) }, k.unwrap_or(0));
+            }
+            if n > 0 {
+                return Ok(n as isize);
+            }
+            if timeout_ns == 0 {
+                self.look_at_kernel();
+                return Ok(self.harvest(evs, max as usize) as isize);
+            }
+            let wait = Wait::begin();
+            let mut kernel = 0;
+            let hit = wait.spin(
+                || self.listed.load(SeqCst) > 0 || link::any_hints(b),
+                || {
+                    kernel = self.without_token(evs, self.kernel_wait(evs, max, 0, core::ptr::null()).unwrap_or(0));
+                    kernel > 0 || (deadline > 0 && now_ns() >= deadline)
+                },
+            );
+            if kernel > 0 {
+                wait.end();
+                return Ok(kernel as isize);
+            }
+            if hit {
+                wait.end();
+                if deadline > 0 && now_ns() >= deadline {
+                    link::drain_hints(b);
+                    return Ok(self.harvest(evs, max as usize) as isize);
+                }
+                continue;
+            }
+            bell::sleep_begin(b);
+            link::drain_hints(b);
+            if self.listed.load(SeqCst) > 0 {
+                bell::sleep_end(b);
+                continue;
+            }
+            let r = self.kernel_wait(evs, max, left(), mask);
+            bell::sleep_end(b);
+            match r {
+                Err(e) => return Err(e),
+                Ok(0) => {
+                    link::drain_hints(b);
+                    return Ok(self.harvest(evs, max as usize) as isize);
+                }
+                Ok(n) => {
+                    wait.end();
+                    let kept = self.without_token(evs, n);
+                    if kept > 0 {
+                        return Ok(kept as isize);
+                    }
+                }
+            }
+        }
+    }
+
+    /// For a caller that will not wait: what the background thread would find out in a moment.
+    fn look_at_kernel(&self) {
+        let mut some: [Option<&'static Conn>; 16] = [None; 16];
+        {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let items = unsafe { &(*self.inner.get()).items };
+            for (to, i) in some.iter_mut().zip(items.values().filter(|i| i.managed)) {
+                *to = Some(i.conn);
+            }
+        }
+        for c in some.iter().flatten() {
+            crate::pump::quick(c);
+        }
+    }
+}
+
+/// `epoll_ctl(2)`.
+///
+/// # Safety
+/// `ev` must be readable where the operation needs it.
+pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
+    if let Some(inner) = set_of(fd) {
+        // A set inside another: the outer one sees it through the kernel.
+        inner.expose();
+        return Outcome::Bypass;
+    }
+    let Some(conn) = table::conn(fd) else { return Outcome::Bypass };
+    if conn.phase() == Phase::Managed && conn.is_inherited() {
+        crate::process::bring_home(conn);
+    }
+    if matches!(conn.phase(), Phase::Plain | Phase::Closed) && conn.local_items_empty() {
+        return Outcome::Bypass;
+    }
+    if ev.is_null() && op != libc::EPOLL_CTL_DEL {
+        return Outcome::Fail(libc::EFAULT);
+    }
+    let Some(set) = make_set(epfd) else { return Outcome::Bypass };
+    // SAFETY: the caller's promise.
+    let want = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
+    conn.evidence.store(true, Relaxed);
+    match set.change(op, fd, conn, want) {
+        Ok(()) => Outcome::Done(0),
+        Err(e) => Outcome::Fail(e),
+    }
+}
+
+impl Set {
+    fn change(&'static self, op: c_int, fd: c_int, conn: &'static Conn, want: Option<epoll_event>) -> Result<(), Errno> {
+        let epfd = self.epfd.load(Relaxed);
+        let local = conn.local();
+        let lg = local.lock.lock();
+        let sg = self.lock.lock();
+        // SAFETY: guarded by `local.lock` and `lock`.
+        let (mine, inner) = unsafe { (&mut *local.items.get(), &mut *self.inner.get()) };
+        let known = inner.items.get(&fd).map(|i| i.managed);
+        let managed = conn.phase() == Phase::Managed;
+        let ev = want.unwrap_or(epoll_event { events: 0, u64: 0 });
+        if ev.events & ONESHOT != 0 {
+            self.oneshots.store(1, Relaxed);
+        }
+        match op {
+            libc::EPOLL_CTL_ADD => {
+                if known.is_some() && managed {
+                    return Err(libc::EEXIST);
+                }
+                if managed {
+                    self.need_bell().ok_or(libc::ENOSPC)?;
+                    self.managed.fetch_add(1, SeqCst);
+                } else {
+                    kernel_ctl(epfd, op, fd, &ev)?;
+                }
+                let item = Item {
+                    conn,
+                    gen: conn.gen.load(Relaxed),
+                    events: ev.events,
+                    data: ev.u64,
+                    managed,
+                    listed: false,
+                    spent: false,
+                };
+                inner.items.insert(fd, item);
+                if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
+                    mine.push((self, fd));
+                }
+            }
+            libc::EPOLL_CTL_MOD => match inner.items.get_mut(&fd) {
+                Some(i) => {
+                    if i.managed {
+                        if ev.events & EXCLUSIVE != 0 || i.events & EXCLUSIVE != 0 {
+                            return Err(libc::EINVAL);
+                        }
+                    } else {
+                        kernel_ctl(epfd, op, fd, &ev)?;
+                    }
+                    i.events = ev.events;
+                    i.data = ev.u64;
+                    i.spent = false;
+                }
+                None => {
+                    // Never seen: added before we knew the fd, or not at all.
+                    kernel_ctl(epfd, op, fd, &ev)?;
+                }
+            },
+            libc::EPOLL_CTL_DEL => {
+                if known != Some(true) {
+                    kernel_ctl(epfd, op, fd, &ev)?;
+                }
+                if inner.items.remove(&fd).is_some_and(|i| i.managed) {
+                    self.managed.fetch_sub(1, SeqCst);
+                }
+                mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
+                return Ok(());
+            }
+            _ => return Err(libc::EINVAL),
+        }
+        drop(sg);
+        drop(lg);
+        if managed {
+            self.push_ready(fd, conn);
+        }
+        Ok(())
+    }
+
+    fn expose(&self) {
+        if !self.exposed.swap(true, SeqCst) {
+            let _g = self.lock.lock();
+            if let Some(b) = self.need_bell() {
+                // Nobody sleeps in `wait`, but somebody may at the set's fd: peers must ring.
+                bell::sleep_begin(b);
+            }
+        }
+        if self.listed.load(SeqCst) > 0 {
+            self.wake();
+        }
+    }
+}
+
+/// A set's fd is polled: its readiness must show in the kernel.
+pub fn polled(epfd: c_int) {
+    if let Some(s) = set_of(epfd) {
+        s.expose();
+    }
+}
+
+/// `epoll_wait(2)` and its kin; `timeout_ns < 0` waits for ever.
+///
+/// # Safety
+/// `evs` must have room for `max` events; `mask` is null or readable.
+pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
+    let Some(s) = set_of(epfd) else { return Outcome::Bypass };
+    if max <= 0 || evs.is_null() {
+        return Outcome::Bypass;
+    }
+    match s.wait(evs, max, timeout_ns, mask) {
+        Ok(n) => Outcome::Done(n),
+        Err(e) => Outcome::Fail(e),
+    }
+}
+
+/// The connection's readiness is ours from now on: takes it out of the kernel's sets. Gives false, and
+/// changes nothing, where a set gets no bell.
+pub fn manage(conn: &Conn) -> bool {
+    let local = conn.local();
+    let _lg = local.lock.lock();
+    // SAFETY: guarded by `local.lock`.
+    let items = unsafe { &*local.items.get() };
+    // SAFETY: sets are never freed.
+    if !items.iter().all(|(s, _)| unsafe { &**s }.need_bell().is_some()) {
+        return false;
+    }
+    for (s, fd) in items {
+        // SAFETY: sets are never freed.
+        let s = unsafe { &**s };
+        {
+            let _g = s.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *s.inner.get() };
+            let Some(i) = inner.items.get_mut(fd) else { continue };
+            let dummy = epoll_event { events: 0, u64: 0 };
+            let _ = kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
+            i.managed = true;
+            i.listed = true;
+            inner.ready.push_back(*fd);
+            s.listed.store(inner.ready.len() as u32, SeqCst);
+            s.managed.fetch_add(1, SeqCst);
+        }
+        // Who sleeps in the kernel does not know yet that there is a bell.
+        bell::ring(s.bell.load(Relaxed));
+    }
+    true
+}
+
+/// The connection is the kernel's again.
+pub fn unmanage(conn: &Conn) {
+    let local = conn.local();
+    let _lg = local.lock.lock();
+    // SAFETY: guarded by `local.lock`.
+    for (s, fd) in unsafe { &*local.items.get() } {
+        // SAFETY: sets are never freed.
+        let s = unsafe { &**s };
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &mut *s.inner.get() };
+        let Some(i) = inner.items.get_mut(fd) else { continue };
+        if i.managed {
+            let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
+            let ev = epoll_event { events, u64: i.data };
+            let _ = kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, *fd, &ev);
+            i.managed = false;
+            s.managed.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// In a forked child: sets that were inherited are plain kernel sets to us.
+pub fn reset_after_fork() {
+    FREE_LOCK.reset_after_fork();
+    FREE.store(core::ptr::null_mut(), Relaxed);
+    for fd in 0..=table::highest() {
+        if let Entry::Set(_) = table::get(fd) {
+            table::take(fd);
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The life of an fd: opened, duplicated, configured, shut down, closed.
+
+use crate::conn::*;
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
+use crate::ops::Outcome;
+use crate::stats::Why;
+use crate::switch::TxPath;
+use crate::sys::{self, sys, SysResult};
+use crate::table::{self, Entry};
+use crate::{arena, config, epoll, fdhigh, process, pump, rendezvous};
+use core::sync::atomic::Ordering::*;
+use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
+
+fn outcome(r: SysResult) -> Outcome {
+    match r {
+        Ok(v) => Outcome::Done(v as isize),
+        Err(e) => Outcome::Fail(e),
+    }
+}
+
+/// A TCP connection has come into being on `fd`.
+pub fn opened(fd: c_int, connector: bool) {
+    if !process::is_active() || process::is_guest() {
+        return;
+    }
+    if !table::is_foreign(fd) {
+        if !connector {
+            stale(fd);
+        } else {
+            // A second connect() on the same socket: the outcome of the first.
+            return;
+        }
+    }
+    if sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+        return;
+    }
+    let Some(c) = arena::alloc() else { return };
+    c.fd.store(fd, Relaxed);
+    c.connector.store(connector, Relaxed);
+    c.local().fds.store(1, Relaxed);
+    // SAFETY: a query.
+    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0);
+    c.nonblock.store(flags & libc::O_NONBLOCK as usize != 0, Relaxed);
+    let cfg = config::get();
+    c.next_try.store(cfg.upgrade_after, Relaxed);
+    if cfg.links.shm {
+        c.why(Why::New);
+        c.set_phase(Phase::Raw);
+        read_options(c, fd);
+    } else {
+        c.why(Why::LinksOff);
+        c.set_phase(Phase::Plain);
+    }
+    if !table::put_conn(fd, c) {
+        c.set_phase(Phase::Closed);
+        arena::free(c);
+    }
+}
+
+/// Options that were set before we knew the connection; an accepted one inherits its listener's.
+fn read_options(c: &Conn, fd: c_int) {
+    if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        c.rcvlowat.store(n.max(1) as u32, Relaxed);
+    }
+    for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
+        let mut t = timeval { tv_sec: 0, tv_usec: 0 };
+        let mut len = size_of::<timeval>() as socklen_t;
+        // SAFETY: `t` and `len` are writable.
+        let _ = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, name, &mut t, &mut len) };
+        to.store(t.tv_sec * 1_000_000_000 + t.tv_usec * 1000, Relaxed);
+    }
+}
+
+/// `new` is another number of `old`.
+pub fn duplicated(old: c_int, new: c_int) {
+    if process::is_guest() {
+        return;
+    }
+    if let Some(c) = table::conn(old) {
+        c.local().fds.fetch_add(1, SeqCst);
+        table::put_conn(new, c);
+    }
+}
+
+/// `dup2(2)`, `dup3(2)`: closes `new` first, as a close by the program would.
+pub fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
+    if process::is_guest() || old == new {
+        return Outcome::Bypass;
+    }
+    if process::is_own_fd(new) {
+        // The program's number, as far as it can know: ours moves out of the way.
+        return Outcome::Fail(libc::EBUSY);
+    }
+    // SAFETY: a query.
+    if unsafe { sys!(libc::SYS_fcntl, old, libc::F_GETFD) }.is_err() {
+        return Outcome::Bypass;
+    }
+    // What `new` was is let go before the kernel does so; its number is replaced at once, not closed.
+    forget(new, How::Replace);
+    // SAFETY: plain numbers.
+    let r = unsafe { sys!(libc::SYS_dup3, old, new, flags.unwrap_or(0)) };
+    if r.is_ok() {
+        duplicated(old, new);
+    }
+    outcome(r)
+}
+
+/// The number was closed behind our back and is something else now.
+pub fn stale(fd: c_int) {
+    if !process::is_guest() {
+        forget(fd, How::Stale);
+    }
+}
+
+/// `close(2)`.
+pub fn close(fd: c_int) -> Outcome {
+    if process::is_guest() {
+        return Outcome::Bypass;
+    }
+    if process::is_own_fd(fd) {
+        return Outcome::Fail(libc::EBADF);
+    }
+    forget(fd, How::Close)
+}
+
+/// `close_range(2)`: spares the library's own fds.
+pub fn close_range(first: c_uint, last: c_uint, flags: c_int) -> Outcome {
+    const CLOEXEC: c_int = 4;
+    if !process::is_active() || process::is_guest() || flags & CLOEXEC != 0 || first > last {
+        return Outcome::Bypass;
+    }
+    for fd in first..=last.min(table::highest().max(0) as c_uint) {
+        if !table::is_foreign(fd as c_int) {
+            forget(fd as c_int, How::Close);
+        }
+    }
+    let mut from = first;
+    loop {
+        let ours = fdhigh::next_from(from).filter(|o| *o <= last);
+        let to = ours.map_or(last, |o| o.wrapping_sub(1));
+        if ours != Some(from) && from <= to {
+            // SAFETY: plain numbers.
+            match unsafe { sys!(libc::SYS_close_range, from, to, flags) } {
+                Err(libc::ENOSYS) => return Outcome::Bypass,
+                Err(e) => return Outcome::Fail(e),
+                Ok(_) => {}
+            }
+        }
+        match ours {
+            Some(o) if o < last => from = o + 1,
+            _ => return Outcome::Done(0),
+        }
+    }
+}
+
+/// How a number comes to an end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// It is to be closed.
+    Close,
+    /// The caller puts another file in its place, which closes this one.
+    Replace,
+    /// It has been closed behind our back, and is something else now.
+    Stale,
+}
+
+/// Lets go of a number.
+fn forget(fd: c_int, how: How) -> Outcome {
+    let and_close = how == How::Close;
+    // SAFETY: closing a number that the program closes.
+    let kernel = || if and_close { outcome(unsafe { sys!(libc::SYS_close, fd) }) } else { Outcome::Done(0) };
+    let c = match table::get(fd) {
+        Entry::Conn(c) => c,
+        Entry::Set(s) => {
+            table::take(fd);
+            epoll::closed(s);
+            return kernel();
+        }
+        Entry::None => return if and_close { Outcome::Bypass } else { Outcome::Done(0) },
+    };
+    let mut b = c.lock_both();
+    if !table::is(fd, c) {
+        return Outcome::Bypass;
+    }
+    table::take(fd);
+    epoll::fd_closed(c, fd);
+    if c.local().fds.fetch_sub(1, SeqCst) > 1 {
+        // Other numbers remain.
+        if c.fd.load(Relaxed) == fd {
+            if let Some(other) = table::other_fd_of(c) {
+                c.fd.store(other, Relaxed);
+            }
+        }
+        return kernel();
+    }
+    if c.procs.fetch_sub(1, SeqCst) > 1 {
+        // Other processes hold it, so nothing ends here.
+        let r = kernel();
+        drop(b);
+        c.notify();
+        return r;
+    }
+    if c.phase() == Phase::Plain && and_close {
+        if let Some((tx, rx)) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+            let s = c.stats();
+            s.tx_bytes_tcp.store(tx.saturating_sub(s.tx_bytes_ring.load(Relaxed)), Relaxed);
+            s.rx_bytes_tcp.store(rx.saturating_sub(s.rx_bytes_ring.load(Relaxed)), Relaxed);
+        }
+    }
+    let r;
+    if c.phase() == Phase::Managed {
+        if let Some(own) = c.own() {
+            let unread = b.rx.ring().waiting() > 0 && !c.has_ended(END_RDSHUT);
+            let abort = unread || c.linger0.load(Relaxed);
+            own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
+        }
+        if how == How::Stale {
+            c.fd.store(-1, Relaxed);
+        }
+        pump::run(&mut b);
+        let unsent = b.tx.pending() || b.tx.path() == TxPath::Replay;
+        if unsent && how != How::Stale && !c.has_ended(END_TXDEAD) {
+            // The background thread finishes what is under way with an fd of its own.
+            // SAFETY: the fd is still open.
+            if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
+                c.fd.store(fdhigh::move_high(d as c_int), Relaxed);
+                c.lingering.store(true, Release);
+                let r = kernel();
+                drop(b);
+                c.ask(ask::PUMP);
+                return r;
+            }
+        }
+    }
+    c.set_phase(Phase::Closed);
+    c.fd.store(-1, Relaxed);
+    r = kernel();
+    drop(b);
+    c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
+    if c.submitted.load(SeqCst) {
+        c.notify();
+        c.ask(ask::CLOSED);
+    } else {
+        arena::free(c);
+    }
+    r
+}
+
+/// `shutdown(2)`.
+pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    if !(0..=2).contains(&how) {
+        return Outcome::Bypass;
+    }
+    let (rd, wr) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
+    let b = c.lock_both();
+    match c.phase() {
+        Phase::Raw => {
+            // Half closed: not worth a ring any more.
+            c.set_phase(Phase::Plain);
+            c.why(Why::HalfClosed);
+            drop(b);
+            return Outcome::Bypass;
+        }
+        Phase::Managed => {}
+        _ => return Outcome::Bypass,
+    }
+    if c.has_ended(END_RESET) {
+        return Outcome::Fail(libc::ENOTCONN);
+    }
+    if rd {
+        c.end.fetch_or(END_RDSHUT, SeqCst);
+    }
+    if wr && !c.has_ended(END_WRSHUT) {
+        c.end.fetch_or(END_WRSHUT, SeqCst);
+        match b.tx.path() {
+            TxPath::Ring => {
+                if let Some(own) = c.own() {
+                    own.flags.fetch_or(FIN, SeqCst);
+                }
+            }
+            // Nobody can have our nonce without having shown us theirs: no mark will ever be written.
+            TxPath::Tcp if c.peer().is_none() => {
+                c.unconfirmable.store(true, SeqCst);
+                // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+            }
+            // In the middle of the change: the end follows the mark, or the replay.
+            _ => {}
+        }
+    }
+    drop(b);
+    c.tell_peer(WANT_RX, FUTEX_RX);
+    pump::drive(c);
+    c.notify();
+    Outcome::Done(0)
+}
+
+/// `fcntl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    match cmd {
+        libc::F_SETFL => {
+            // SAFETY: as for the call.
+            let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
+            if r.is_ok() {
+                c.nonblock.store(arg as c_int & libc::O_NONBLOCK != 0, Relaxed);
+                if arg as c_int & libc::O_ASYNC != 0 {
+                    // SIGIO comes from the kernel's socket only.
+                    process::give_up(c, Why::Feature);
+                }
+            }
+            outcome(r)
+        }
+        _ => Outcome::Bypass,
+    }
+}
+
+/// `ioctl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    if req == libc::FIONBIO as u64 {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
+        if r.is_ok() {
+            // SAFETY: the kernel has just read it.
+            c.nonblock.store(unsafe { *(arg as *const c_int) } != 0, Relaxed);
+        }
+        return outcome(r);
+    }
+    if c.phase() != Phase::Managed || arg == 0 {
+        return Outcome::Bypass;
+    }
+    let value = if req == libc::FIONREAD as u64 {
+        let mut b = c.lock_both();
+        use crate::switch::RxPath::*;
+        match b.rx.path() {
+            Ring | RingFinal => b.rx.ring().waiting() as c_int,
+            Returning => 0,
+            Armed => match crate::io::front(&mut b.rx, 1) {
+                crate::io::Front::App(n) => n as c_int,
+                _ => 0,
+            },
+            Tcp => return Outcome::Bypass,
+            Replay => sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).min(b.sw().replay_missing() as c_int),
+        }
+    } else if req == libc::TIOCOUTQ as u64 {
+        let mut tx = c.lock_tx();
+        if tx.path() != TxPath::Ring {
+            return Outcome::Bypass;
+        }
+        let _ = tx.ring().refresh();
+        (tx.ring().produced - tx.ring().consumed) as c_int
+    } else {
+        return Outcome::Bypass;
+    };
+    // SAFETY: the program's `int`.
+    unsafe { *(arg as *mut c_int) = value };
+    Outcome::Done(0)
+}
+
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) || c.phase() != Phase::Managed {
+        return Outcome::Bypass;
+    }
+    let e = c.take_error();
+    if e == 0 || val.is_null() || len.is_null() {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the program's memory.
+    unsafe {
+        if *len < 4 {
+            return Outcome::Bypass;
+        }
+        *(val as *mut c_int) = e;
+        *len = 4;
+    }
+    Outcome::Done(0)
+}
+
+/// `setsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    let feature = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPING) => true,
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => true,
+        _ => false,
+    };
+    if feature {
+        process::give_up(c, Why::Feature);
+        return Outcome::Bypass;
+    }
+    if level != libc::SOL_SOCKET {
+        return Outcome::Bypass;
+    }
+    // SAFETY: as for the call.
+    let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
+    if r.is_err() {
+        return outcome(r);
+    }
+    match name {
+        libc::SO_RCVLOWAT | libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => read_options(c, fd),
+        libc::SO_LINGER if len as usize >= size_of::<linger>() => {
+            // SAFETY: the kernel has just read it.
+            let l = unsafe { (val as *const linger).read_unaligned() };
+            c.linger0.store(l.l_onoff != 0 && l.l_linger == 0, Relaxed);
+        }
+        _ => {}
+    }
+    outcome(r)
+}

@@ -1,0 +1,716 @@
+//! Sending and receiving.
+//!
+//! A connection in phase `Raw` uses the kernel's calls, counted; one in phase
+//! `Managed` takes its bytes from where the path switch says. A call that has
+//! to wait does so where a signal, a timeout and the peer's death end it as
+//! they would in the kernel.
+
+use crate::conn::*;
+use crate::layout::*;
+use crate::ops::Outcome;
+use crate::pump;
+use crate::spin::Wait;
+use crate::stats::Why;
+use crate::switch::{RxPath, TxPath};
+use crate::sync::{full_fence, futex_wait, futex_wait2, now_ns};
+use crate::sys::{self, sys, Errno};
+use crate::table;
+use crate::wire::{self, Scan};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use libc::{c_int, c_void, iovec, msghdr};
+
+/// What stands at the front of an armed connection's TCP stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Front {
+    /// So many bytes for the program.
+    App(usize),
+    /// The mark.
+    Mark,
+    /// Nothing, or perhaps the first part of a mark.
+    Wait,
+    /// The end of the stream.
+    End,
+    /// The kernel's error, which is consumed by having been seen.
+    Failed(Errno),
+}
+
+/// Looks at the TCP stream of an armed connection without taking anything.
+pub fn front(rx: &mut Rx, _enough: usize) -> Front {
+    let conn = rx.conn();
+    let mut buf = [0u8; 4096];
+    // SAFETY: `buf` has room.
+    let n = match unsafe { sys::recv(conn.fd.load(Relaxed), buf.as_mut_ptr().cast(), buf.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Ok(0) => return Front::End,
+        Ok(n) => n,
+        Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
+        Err(e) => return Front::Failed(e),
+    };
+    // Read after the bytes: whoever wrote the first byte of a mark had said so before.
+    let begun = conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0);
+    match wire::scan(&buf[..n], &rx.nonce(), begun) {
+        Scan::App(n) => Front::App(n),
+        Scan::Mark => Front::Mark,
+        Scan::Partial => Front::Wait,
+    }
+}
+
+/// The program's buffers.
+#[derive(Clone, Copy)]
+struct Bufs<'a> {
+    iov: &'a [iovec],
+    /// Bytes at the front that are done with.
+    skip: usize,
+}
+
+impl<'a> Bufs<'a> {
+    fn len(&self) -> usize {
+        self.iov.iter().map(|v| v.iov_len).sum::<usize>() - self.skip
+    }
+
+    /// The parts that are left, first to last.
+    fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
+        let mut skip = self.skip;
+        self.iov.iter().filter_map(move |v| {
+            let s = skip.min(v.iov_len);
+            skip -= s;
+            // SAFETY: `s` is at most the buffer's length.
+            (v.iov_len > s).then(|| (unsafe { v.iov_base.cast::<u8>().add(s) }, v.iov_len - s))
+        })
+    }
+}
+
+/// A kernel call on the buffers that are left.
+fn kernel_msg(nr: libc::c_long, fd: c_int, b: Bufs, limit: usize, msg: Option<&mut msghdr>, flags: c_int) -> sys::SysResult {
+    let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+    let mut n = 0;
+    let mut left = limit;
+    for ((p, len), to) in b.parts().zip(iov.iter_mut()) {
+        *to = iovec { iov_base: p.cast(), iov_len: len.min(left) };
+        left -= len.min(left);
+        n += 1;
+        if left == 0 {
+            break;
+        }
+    }
+    // SAFETY: all-zero is a valid msghdr.
+    let mut own: msghdr = unsafe { core::mem::zeroed() };
+    let h = msg.unwrap_or(&mut own);
+    let (keep_iov, keep_n) = (h.msg_iov, h.msg_iovlen);
+    // More than fit here: the kernel may transfer less than was asked for.
+    h.msg_iov = iov.as_mut_ptr();
+    h.msg_iovlen = n;
+    // SAFETY: the program's buffers, as it gave them.
+    let r = unsafe { sys!(nr, fd, h as *mut msghdr, flags) };
+    h.msg_iov = keep_iov;
+    h.msg_iovlen = keep_n;
+    r
+}
+
+/// What a step of a transfer came to. The connection is looked up again where it says `Again`.
+enum Step {
+    Return(Outcome),
+    Again,
+}
+
+fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
+    let c = table::conn(fd)?;
+    match c.phase() {
+        Phase::Raw => Some(c),
+        Phase::Managed if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
+        _ => None,
+    }
+}
+
+/// `recvmsg(2)` and all its kin.
+///
+/// # Safety
+/// `iov` must describe writable memory, `msg` must be null or valid.
+pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
+    loop {
+        let Some(conn) = live(fd, flags) else { return Outcome::Bypass };
+        if flags & libc::MSG_OOB != 0 {
+            crate::process::give_up(conn, Why::Feature);
+            return Outcome::Bypass;
+        }
+        let bufs = Bufs { iov, skip: 0 };
+        // SAFETY: null or valid by the caller's promise.
+        let msg = unsafe { msg.as_mut() };
+        let step = match conn.phase() {
+            Phase::Raw => recv_raw(fd, conn, bufs, msg, flags),
+            _ => recv_managed(fd, conn, bufs, msg, flags),
+        };
+        if let Step::Return(o) = step {
+            return o;
+        }
+    }
+}
+
+fn waits(conn: &Conn, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
+}
+
+fn recv_raw(fd: c_int, conn: &'static Conn, mut b: Bufs, mut msg: Option<&mut msghdr>, flags: c_int) -> Step {
+    let total = b.len();
+    let may_wait = waits(conn, flags);
+    note_call(conn, may_wait);
+    loop {
+        conn.rx_inflight.fetch_add(1, SeqCst);
+        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
+            conn.rx_inflight.fetch_sub(1, SeqCst);
+            return if b.skip > 0 { Step::Return(Outcome::Done(b.skip as isize)) } else { Step::Again };
+        }
+        let r = kernel_msg(libc::SYS_recvmsg, fd, b, usize::MAX, msg.as_deref_mut(), flags | libc::MSG_DONTWAIT);
+        if let Ok(n) = r {
+            if flags & libc::MSG_PEEK == 0 {
+                conn.rx_tcp.fetch_add(n as u64, Relaxed);
+                conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+            }
+        }
+        conn.rx_inflight.fetch_sub(1, SeqCst);
+        match r {
+            Ok(n) => {
+                b.skip += n;
+                note_bytes(conn, n);
+                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
+                if n == 0 || !more || b.skip >= total {
+                    return Step::Return(Outcome::Done(b.skip as isize));
+                }
+            }
+            Err(libc::EAGAIN) if may_wait => {
+                if let Err(e) = peek_wait(fd, conn) {
+                    return Step::Return(if b.skip > 0 { Outcome::Done(b.skip as isize) } else { Outcome::Fail(e) });
+                }
+            }
+            Err(e) => {
+                return Step::Return(if b.skip > 0 { Outcome::Done(b.skip as isize) } else { Outcome::Fail(e) });
+            }
+        }
+    }
+}
+
+/// Waits in the kernel, with its own rules for signals and timeouts, until something can be read or the
+/// connection is managed.
+fn peek_wait(fd: c_int, conn: &Conn) -> Result<(), Errno> {
+    conn.peekers.fetch_add(1, SeqCst);
+    let r = if conn.phase() == Phase::Raw {
+        let mut byte = 0u8;
+        // SAFETY: one writable byte.
+        unsafe { sys::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) }.map(|_| ())
+    } else {
+        Ok(())
+    };
+    end_peek(conn);
+    r
+}
+
+/// A thread waits in the kernel no more.
+pub fn end_peek(conn: &Conn) {
+    if conn.peekers.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
+        // The mark was left for us.
+        conn.ask(ask::PUMP);
+    }
+}
+
+enum Take {
+    Got(usize),
+    Empty,
+    End,
+    Error(Errno),
+    Gone,
+}
+
+/// Takes what is there, without waiting.
+fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let trunc = flags & libc::MSG_TRUNC != 0;
+    let mut rx = conn.lock_rx();
+    if !table::is(fd, conn) || conn.phase() != Phase::Managed {
+        return Take::Gone;
+    }
+    match rx.path() {
+        RxPath::Ring | RxPath::RingFinal => {
+            let mut n = 0;
+            for (p, len) in b.parts() {
+                let dst = if trunc { core::ptr::null_mut() } else { p };
+                // SAFETY: the program's buffer, as it gave it.
+                match unsafe { rx.ring().read(dst, len, peek) } {
+                    Ok(got) => {
+                        n += got;
+                        if got < len || peek {
+                            break;
+                        }
+                    }
+                    Err(_) if n > 0 => break,
+                    Err(_) => {
+                        drop(rx);
+                        pump::reset(&mut conn.lock_both());
+                        conn.notify();
+                        return Take::Error(libc::ECONNRESET);
+                    }
+                }
+            }
+            if n > 0 {
+                if !peek {
+                    conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
+                }
+                return Take::Got(n);
+            }
+            ended(conn, &mut rx)
+        }
+        RxPath::Returning => Take::Empty,
+        RxPath::Tcp => tcp_take(fd, conn, b, usize::MAX, flags),
+        RxPath::Replay => {
+            drop(rx);
+            let mut both = conn.lock_both();
+            if both.rx.path() != RxPath::Replay {
+                return Take::Gone;
+            }
+            let limit = both.sw().replay_missing() as usize;
+            let r = tcp_take(fd, conn, b, limit, flags);
+            match r {
+                Take::Got(n) if !peek => {
+                    both.sw().took_tcp(n);
+                    pump::run(&mut both);
+                }
+                Take::End => {
+                    conn.fail(libc::ECONNRESET);
+                    return Take::Error(if conn.take_error() != 0 { libc::ECONNRESET } else { 0 });
+                }
+                _ => {}
+            }
+            r
+        }
+        RxPath::Armed => match front(&mut rx, 1) {
+            Front::App(n) => tcp_take(fd, conn, b, n, flags),
+            Front::Mark => {
+                drop(rx);
+                let mut both = conn.lock_both();
+                // Others who wait in the kernel must be woken by the mark; see `pump`.
+                pump::run(&mut both);
+                if both.rx.path() == RxPath::Armed { Take::Empty } else { Take::Gone }
+            }
+            Front::Wait => Take::Empty,
+            Front::End => {
+                drop(rx);
+                let mut both = conn.lock_both();
+                pump::run(&mut both);
+                ended(conn, &mut both.rx)
+            }
+            Front::Failed(e) => {
+                conn.fail(e);
+                let e = conn.take_error();
+                if e == 0 { Take::End } else { Take::Error(e) }
+            }
+        },
+    }
+}
+
+fn ended(conn: &Conn, rx: &mut Rx) -> Take {
+    // The end is announced after the last byte, so bytes are looked for again after it was seen.
+    if conn.fin_seen() || conn.has_ended(END_EOF | END_RDSHUT) {
+        if rx.ring().waiting() > 0 {
+            return Take::Gone;
+        }
+        let e = conn.take_error();
+        return if e != 0 { Take::Error(e) } else { Take::End };
+    }
+    Take::Empty
+}
+
+fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take {
+    match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT) {
+        Ok(0) => Take::End,
+        Ok(n) => {
+            if flags & libc::MSG_PEEK == 0 {
+                conn.rx_tcp.fetch_add(n as u64, Relaxed);
+                conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+            }
+            Take::Got(n)
+        }
+        Err(libc::EAGAIN) => Take::Empty,
+        Err(e) => Take::Error(e),
+    }
+}
+
+fn recv_managed(fd: c_int, conn: &'static Conn, mut b: Bufs, msg: Option<&mut msghdr>, flags: c_int) -> Step {
+    if conn.rx_lock.held_by_me() {
+        // A signal handler inside our own call: it cannot wait for itself.
+        return Step::Return(Outcome::Fail(libc::EAGAIN));
+    }
+    let total = b.len();
+    let may_wait = waits(conn, flags);
+    let timeout = conn.rcvtimeo.load(Relaxed);
+    let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
+    let mut looked = false;
+    let done = |n: usize, msg: Option<&mut msghdr>| {
+        if let Some(m) = msg {
+            m.msg_namelen = 0;
+            m.msg_controllen = 0;
+            m.msg_flags = 0;
+        }
+        Step::Return(Outcome::Done(n as isize))
+    };
+    if total == 0 {
+        return done(0, msg);
+    }
+    loop {
+        match take(fd, conn, b, flags) {
+            Take::Got(n) => {
+                conn.tell_peer(WANT_TX, FUTEX_TX);
+                b.skip += n;
+                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
+                if !more || b.skip >= total {
+                    return done(b.skip, msg);
+                }
+            }
+            Take::End => return done(b.skip, msg),
+            Take::Error(_) | Take::Gone if b.skip > 0 => return done(b.skip, msg),
+            Take::Error(e) => return Step::Return(Outcome::Fail(e)),
+            Take::Gone => return Step::Again,
+            Take::Empty => {
+                if !may_wait {
+                    if b.skip > 0 {
+                        return done(b.skip, msg);
+                    }
+                    if !looked {
+                        looked = true;
+                        pump::quick(conn);
+                        continue;
+                    }
+                    return Step::Return(Outcome::Fail(libc::EAGAIN));
+                }
+                match wait(fd, conn, false, deadline) {
+                    Ok(()) => {}
+                    Err(_) if b.skip > 0 => return done(b.skip, msg),
+                    Err(e) => return Step::Return(Outcome::Fail(e)),
+                }
+            }
+        }
+    }
+}
+
+/// Sleeps until the connection may be readable (or writable). `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
+fn wait(fd: c_int, conn: &Conn, to_write: bool, deadline: i64) -> Result<(), Errno> {
+    let (bits, count): (u32, &AtomicU32) = if to_write { (FUTEX_TX, &conn.fut_tx) } else { (FUTEX_RX, &conn.fut_rx) };
+    let first = conn.epoch.load(SeqCst);
+    let changed = || conn.epoch.load(SeqCst) != first;
+    let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
+    let w = Wait::begin();
+    if w.spin(ready, || deadline > 0 && now_ns() >= deadline) {
+        w.end();
+        return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
+    }
+    count.fetch_add(1, SeqCst);
+    let r = loop {
+        let epoch = conn.epoch.load(SeqCst);
+        let (word, value) = match conn.peer() {
+            Some(p) => (&raw const p.wake, p.wake.load(SeqCst)),
+            None => (&raw const conn.epoch, epoch),
+        };
+        if let Some(own) = conn.own() {
+            if to_write {
+                let mut tx = conn.lock_tx();
+                own.tx_goal.store(tx.ring().goal(), Relaxed);
+            }
+            own.want.fetch_or(bits, SeqCst);
+        }
+        full_fence();
+        if !table::is(fd, conn) {
+            break Err(libc::EBADF);
+        }
+        if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
+            break Ok(());
+        }
+        let r = if deadline > 0 {
+            let left = deadline - now_ns();
+            if left <= 0 {
+                break Err(libc::EAGAIN);
+            }
+            // In slices, because a local event may come between the look and the sleep.
+            futex_wait(word, value, left.min(10_000_000))
+        } else {
+            match futex_wait2(word, value, &conn.epoch, epoch) {
+                Err(libc::ENOSYS) => futex_wait(word, value, 10_000_000),
+                r => r,
+            }
+        };
+        if r == Err(libc::EINTR) {
+            break Err(libc::EINTR);
+        }
+    };
+    if count.fetch_sub(1, SeqCst) == 1 {
+        if let Some(own) = conn.own() {
+            own.want.fetch_and(!bits, SeqCst);
+            // Somebody may have begun to wait between the two.
+            if count.load(SeqCst) > 0 {
+                own.want.fetch_or(bits, SeqCst);
+            }
+        }
+    }
+    if r.is_ok() {
+        w.end();
+    }
+    r
+}
+
+/// Without the lock where the ring tells.
+#[inline]
+fn quickly_readable(conn: &Conn) -> bool {
+    if conn.end.load(Relaxed) != 0 {
+        return conn.readable();
+    }
+    match (conn.own(), conn.peer()) {
+        (Some(own), Some(peer)) => {
+            peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
+        }
+        _ => conn.readable(),
+    }
+}
+
+fn note_call(conn: &Conn, may_wait: bool) {
+    if may_wait && !conn.evidence.load(Relaxed) {
+        conn.evidence.store(true, Relaxed);
+    }
+    let n = conn.calls.load(Relaxed).wrapping_add(1);
+    conn.calls.store(n, Relaxed);
+    if n >= conn.next_try.load(Relaxed) {
+        look(conn, n);
+    }
+}
+
+fn note_bytes(conn: &Conn, n: usize) {
+    if n >= 8192 {
+        conn.calls.fetch_add((n >> 13) as u32, Relaxed);
+    }
+}
+
+/// Enough has gone through it to be worth a ring: looks for the peer.
+#[cold]
+fn look(conn: &Conn, calls: u32) {
+    conn.next_try.store(calls.saturating_mul(4), Relaxed);
+    if !conn.evidence.load(Relaxed) {
+        conn.why(Why::Unseen);
+        return;
+    }
+    conn.ask(ask::LOOK);
+}
+
+/// `sendmsg(2)` and all its kin.
+///
+/// # Safety
+/// `iov` must describe readable memory, `msg` must be null or valid.
+pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
+    loop {
+        let Some(conn) = live(fd, flags) else { return Outcome::Bypass };
+        // SAFETY: null or valid by the caller's promise.
+        let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
+        if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
+            crate::process::give_up(conn, Why::Feature);
+            return Outcome::Bypass;
+        }
+        let bufs = Bufs { iov, skip: 0 };
+        let step = match conn.phase() {
+            Phase::Raw => send_raw(fd, conn, bufs, flags),
+            _ => send_managed(fd, conn, bufs, flags),
+        };
+        if let Step::Return(o) = step {
+            return o;
+        }
+    }
+}
+
+fn send_raw(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Step {
+    note_call(conn, waits(conn, flags));
+    conn.tx_inflight.fetch_add(1, SeqCst);
+    if conn.phase() != Phase::Raw || !table::is(fd, conn) {
+        leave_send(conn);
+        return Step::Again;
+    }
+    let r = kernel_msg(libc::SYS_sendmsg, fd, b, usize::MAX, None, flags);
+    if let Ok(n) = r {
+        conn.tx_tcp.fetch_add(n as u64, Relaxed);
+        conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+        note_bytes(conn, n);
+    }
+    leave_send(conn);
+    Step::Return(match r {
+        Ok(n) => Outcome::Done(n as isize),
+        Err(e) => Outcome::Fail(e),
+    })
+}
+
+fn leave_send(conn: &Conn) {
+    if conn.tx_inflight.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
+        // The mark may have been waiting for us.
+        conn.ask(ask::PUMP);
+    }
+}
+
+enum Put {
+    Sent(usize),
+    Full,
+    Error(Errno),
+    Gone,
+}
+
+/// How much is written under one hold of the lock, before a sleeping reader is told.
+const PIECE: usize = 256 << 10;
+
+fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
+    let mut tx = conn.lock_tx();
+    if !table::is(fd, conn) || conn.phase() != Phase::Managed {
+        return Put::Gone;
+    }
+    if conn.has_ended(END_RESET) {
+        let e = conn.take_error();
+        if e != 0 {
+            return Put::Error(e);
+        }
+    }
+    if conn.has_ended(END_WRSHUT) {
+        return Put::Error(libc::EPIPE);
+    }
+    let path = tx.path();
+    if path == TxPath::Replay || tx.pending() {
+        drop(tx);
+        let changed = pump::run(&mut conn.lock_both());
+        if changed {
+            conn.notify();
+            return Put::Gone;
+        }
+        return Put::Full;
+    }
+    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) {
+        // To a peer that is gone, too: the kernel knows what to say.
+        let r = kernel_msg(libc::SYS_sendmsg, fd, b, usize::MAX, None, flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        return match r {
+            Ok(n) => {
+                if path == TxPath::Tcp {
+                    conn.tx_tcp.fetch_add(n as u64, Relaxed);
+                    conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+                }
+                Put::Sent(n)
+            }
+            Err(libc::EAGAIN) => Put::Full,
+            Err(e) => Put::Error(e),
+        };
+    }
+    let mut n = 0;
+    'parts: for (p, len) in b.parts() {
+        let mut at = 0;
+        while at < len && n < PIECE {
+            // SAFETY: the program's buffer, as it gave it.
+            match unsafe { tx.ring().write(p.add(at), (len - at).min(PIECE - n)) } {
+                Ok(0) => {
+                    if !tx.ring().grow(crate::config::get().ring_max) {
+                        break 'parts;
+                    }
+                }
+                Ok(got) => {
+                    at += got;
+                    n += got;
+                }
+                Err(_) => {
+                    drop(tx);
+                    pump::reset(&mut conn.lock_both());
+                    conn.notify();
+                    return Put::Error(libc::ECONNRESET);
+                }
+            }
+        }
+        if n >= PIECE {
+            break;
+        }
+    }
+    if n == 0 {
+        conn.nospace.store(true, Relaxed);
+        return Put::Full;
+    }
+    conn.stats().tx_bytes_ring.fetch_add(n as u64, Relaxed);
+    Put::Sent(n)
+}
+
+fn send_managed(fd: c_int, conn: &'static Conn, mut b: Bufs, flags: c_int) -> Step {
+    if conn.tx_lock.held_by_me() {
+        return Step::Return(Outcome::Fail(libc::EAGAIN));
+    }
+    let total = b.len();
+    let may_wait = waits(conn, flags);
+    let timeout = conn.sndtimeo.load(Relaxed);
+    let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
+    if total == 0 {
+        return Step::Return(if conn.has_ended(END_WRSHUT) { broken_pipe(flags) } else { Outcome::Done(0) });
+    }
+    loop {
+        match put(fd, conn, b, flags) {
+            Put::Sent(n) => {
+                conn.tell_peer(WANT_RX, FUTEX_RX);
+                b.skip += n;
+                if b.skip >= total {
+                    return Step::Return(Outcome::Done(total as isize));
+                }
+            }
+            Put::Gone if b.skip > 0 => {
+                // The rest goes by the path that it has now.
+                // SAFETY: the program's buffers, as it gave them.
+                return rest(b, |iov| unsafe { send(fd, iov, core::ptr::null(), flags) });
+            }
+            Put::Gone => return Step::Again,
+            Put::Error(_) if b.skip > 0 => return Step::Return(Outcome::Done(b.skip as isize)),
+            Put::Error(libc::EPIPE) => return Step::Return(broken_pipe(flags)),
+            Put::Error(e) => return Step::Return(Outcome::Fail(e)),
+            Put::Full => {
+                if !may_wait {
+                    if b.skip > 0 {
+                        return Step::Return(Outcome::Done(b.skip as isize));
+                    }
+                    ask_for_room(conn);
+                    return Step::Return(Outcome::Fail(libc::EAGAIN));
+                }
+                conn.nospace.store(true, Relaxed);
+                match wait(fd, conn, true, deadline) {
+                    Ok(()) => {}
+                    Err(_) if b.skip > 0 => return Step::Return(Outcome::Done(b.skip as isize)),
+                    Err(e) => return Step::Return(Outcome::Fail(e)),
+                }
+            }
+        }
+    }
+}
+
+/// Sends what is left and adds what is done.
+fn rest(b: Bufs, send: impl FnOnce(&[iovec]) -> Outcome) -> Step {
+    let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+    let mut n = 0;
+    for ((p, len), to) in b.parts().zip(iov.iter_mut()) {
+        *to = iovec { iov_base: p.cast(), iov_len: len };
+        n += 1;
+    }
+    Step::Return(match send(&iov[..n]) {
+        Outcome::Done(more) => Outcome::Done(b.skip as isize + more),
+        _ => Outcome::Done(b.skip as isize),
+    })
+}
+
+/// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.
+fn ask_for_room(conn: &Conn) {
+    let Some(own) = conn.own() else { return };
+    conn.arm(WANT_TX, own.bell.load(Relaxed));
+    if conn.writable() {
+        conn.notify();
+    }
+}
+
+fn broken_pipe(flags: c_int) -> Outcome {
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        // To this thread, as the kernel sends it.
+        // SAFETY: a signal to ourselves.
+        let _ = unsafe { sys!(libc::SYS_tgkill, sys::pid(), crate::sync::tid(), libc::SIGPIPE) };
+    }
+    Outcome::Fail(libc::EPIPE)
+}
+
+/// A single buffer as an `iovec`.
+pub fn one(buf: *const c_void, len: usize) -> [iovec; 1] {
+    [iovec { iov_base: buf.cast_mut(), iov_len: len }]
+}

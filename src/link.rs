@@ -1,0 +1,427 @@
+//! A link: two processes of one host that show each other a segment of memory.
+//!
+//! Both ends hold a `SOCK_SEQPACKET` Unix socket whose other end is the peer
+//! process; it carries the [`Msg`]s of the rendezvous, and its end is the end
+//! of the link.
+
+use crate::bell;
+use crate::conn::Conn;
+use crate::layout::*;
+use crate::shm::{self, Map};
+use crate::side::Side;
+use crate::sync::Lock;
+use crate::sys::{self, sys, Errno, SysResult};
+use crate::wire::Nonce;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use libc::c_int;
+
+/// The two ends of a TCP connection: addresses (IPv4 mapped to IPv6) and ports, of who connected first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(C)]
+pub struct Tuple {
+    /// The connecting end's address.
+    pub from: [u8; 16],
+    /// The accepting end's address.
+    pub to: [u8; 16],
+    /// The connecting end's port.
+    pub from_port: u16,
+    /// The accepting end's port.
+    pub to_port: u16,
+}
+
+/// Kinds of messages.
+pub mod kind {
+    /// First word of who dials: version, its process.
+    pub const HELLO: u32 = 1;
+    /// Answer: a new link; carries segment, bells and bell 0.
+    pub const WELCOME: u32 = 2;
+    /// Answer to `WELCOME`: the dialler's segment, bells and bell 0.
+    pub const LINKED: u32 = 3;
+    /// Answer: we have a link already, expect an `ASK` on it.
+    pub const USE: u32 = 4;
+    /// Answer: no, for the reason in `a` (a `stats::Why`).
+    pub const REFUSE: u32 = 5;
+    /// "I connected this; if you accepted it, propose."
+    pub const ASK: u32 = 6;
+    /// "I accepted this; my slot is `a`, I look for this nonce."
+    pub const PROPOSE: u32 = 7;
+    /// "Agreed: your slot `a`, mine `b`, I look for this nonce."
+    pub const ACCEPT: u32 = 8;
+    /// "No, and I shall never use your nonce": your slot `a`, reason `b`.
+    pub const REJECT: u32 = 9;
+    /// "I have your nonce": your slot `a`.
+    pub const CONFIRM: u32 = 10;
+    /// "I read and write your slot `a` no more."
+    pub const DETACH: u32 = 11;
+    /// Bell `a`; carries its eventfd.
+    pub const BELL: u32 = 12;
+    /// "I have your bell `a`."
+    pub const BELL_OK: u32 = 13;
+}
+
+/// One message.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Msg {
+    /// `"rs"` and a magic number, so that nonsense is recognised.
+    pub magic: u32,
+    /// Protocol version of the sender.
+    pub version: u32,
+    /// See [`kind`].
+    pub kind: u32,
+    /// See [`kind`].
+    pub a: u32,
+    /// See [`kind`].
+    pub b: u32,
+    /// For the future; 0.
+    pub features: u32,
+    /// The sender's process: random, new after fork.
+    pub process: [u8; 16],
+    /// See [`kind`].
+    pub nonce: Nonce,
+    /// See [`kind`].
+    pub tuple: Tuple,
+}
+
+/// Value of [`Msg::magic`].
+pub const MSG_MAGIC: u32 = 0x7273_4b01;
+/// The protocol that this build speaks.
+pub const VERSION: u32 = 1;
+/// Length of a message.
+pub const MSG_LEN: usize = size_of::<Msg>();
+
+/// Sends a message with fds, without waiting.
+pub fn send_msg(sock: c_int, m: &Msg, fds: &[c_int]) -> SysResult {
+    let mut iov = libc::iovec { iov_base: (m as *const Msg).cast_mut().cast(), iov_len: MSG_LEN };
+    let mut control = [0u64; 8];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let n = fds.len().min(4);
+        h.msg_control = control.as_mut_ptr().cast();
+        h.msg_controllen = 16 + 4 * n;
+        // SAFETY: `control` has room for a header of 16 bytes and 4 fds.
+        unsafe {
+            let c = control.as_mut_ptr() as *mut libc::cmsghdr;
+            (*c).cmsg_len = 16 + 4 * n;
+            (*c).cmsg_level = libc::SOL_SOCKET;
+            (*c).cmsg_type = libc::SCM_RIGHTS;
+            core::ptr::copy_nonoverlapping(fds.as_ptr(), control.as_mut_ptr().add(2).cast(), n);
+        }
+        h.msg_controllen = (16 + 4 * n + 7) & !7;
+    }
+    // SAFETY: `h` and all that it points to are valid.
+    unsafe { sys!(libc::SYS_sendmsg, sock, &h, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }
+}
+
+/// Receives a message and its fds, without waiting. `Ok(None)`: the other end is gone. Fds that
+/// are not taken from `fds` (-1 where there is none) must be closed by the caller.
+pub fn recv_msg(sock: c_int, fds: &mut [c_int; 4]) -> Result<Option<Msg>, Errno> {
+    let mut m = Msg::default();
+    let mut iov = libc::iovec { iov_base: (&raw mut m).cast(), iov_len: MSG_LEN };
+    let mut control = [0u64; 8];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = &mut iov;
+    h.msg_iovlen = 1;
+    h.msg_control = control.as_mut_ptr().cast();
+    h.msg_controllen = 32;
+    *fds = [-1; 4];
+    // SAFETY: `h` and all that it points to are valid.
+    let n = unsafe { sys!(libc::SYS_recvmsg, sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) }?;
+    let c = control.as_ptr() as *const libc::cmsghdr;
+    // SAFETY: the kernel wrote `msg_controllen` bytes of control messages, at most 32.
+    unsafe {
+        if h.msg_controllen >= 20 && (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
+            let count = ((*c).cmsg_len - 16) / 4;
+            for (i, fd) in fds.iter_mut().enumerate().take(count) {
+                *fd = *(control.as_ptr().add(2) as *const c_int).add(i);
+            }
+        }
+    }
+    if n == 0 {
+        return Ok(None);
+    }
+    if n != MSG_LEN || m.magic != MSG_MAGIC {
+        return Err(libc::EPROTO);
+    }
+    Ok(Some(m))
+}
+
+/// One end of a link. Never freed; its memory is given back once the peer is gone and nobody uses it.
+pub struct Link {
+    /// The peer process.
+    pub process: [u8; 16],
+    /// Whether we were dialled (then the peer accepts the connections that we open).
+    pub answered: bool,
+    /// The Unix socket.
+    pub sock: c_int,
+    /// Our segment.
+    pub side: Side,
+    seg: Map,
+    bells: Map,
+    bell_fds: [AtomicI32; BELLS],
+    rung: [AtomicU32; BELLS],
+    /// Our bells that the peer has, and that it was sent.
+    pub bells_known: AtomicU64,
+    /// See `bells_known`.
+    pub bells_sent: AtomicU64,
+    queue_lock: [Lock; QUEUES],
+    queue_seen: [UnsafeCell<u64>; QUEUES],
+    conns: Box<[AtomicPtr<Conn>]>,
+    /// The peer is gone.
+    pub dead: AtomicBool,
+    /// Threads that are reading its queues.
+    users: AtomicU32,
+    /// Slots in use.
+    pub slots: AtomicU32,
+}
+
+// SAFETY: shared fields are atomics, or guarded by `queue_lock`; the rest never changes.
+unsafe impl Sync for Link {}
+// SAFETY: as above.
+unsafe impl Send for Link {}
+
+impl Link {
+    /// A link over `sock`, from the peer's `[segment, bell page, bell 0]`, which are used up.
+    pub fn new(process: [u8; 16], answered: bool, sock: c_int, side: Side, fds: [c_int; 3]) -> SysResult<Link> {
+        let maps = shm::map_peer(fds[0], SEG_BYTES).and_then(|seg| match shm::map_peer(fds[1], 4096) {
+            Ok(bells) => Ok((seg, bells)),
+            Err(e) => {
+                // SAFETY: nobody has seen the mapping.
+                unsafe { shm::unmap(seg) };
+                Err(e)
+            }
+        });
+        sys::close_raw(fds[0]);
+        sys::close_raw(fds[1]);
+        let (seg, bells) = match maps {
+            Ok(m) => m,
+            Err(e) => {
+                sys::close_raw(fds[2]);
+                // SAFETY: nobody uses the segment yet.
+                unsafe { side.destroy() };
+                return Err(e);
+            }
+        };
+        let link = Link {
+            process,
+            answered,
+            sock,
+            side,
+            seg,
+            bells,
+            bell_fds: [const { AtomicI32::new(-1) }; BELLS],
+            rung: [const { AtomicU32::new(0) }; BELLS],
+            bells_known: AtomicU64::new(1),
+            bells_sent: AtomicU64::new(1),
+            queue_lock: [const { Lock::new() }; QUEUES],
+            queue_seen: [const { UnsafeCell::new(0) }; QUEUES],
+            conns: (0..SLOTS).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect(),
+            dead: AtomicBool::new(false),
+            users: AtomicU32::new(0),
+            slots: AtomicU32::new(0),
+        };
+        link.set_bell_fd(0, fds[2]);
+        Ok(link)
+    }
+
+    /// The peer's eventfd for its bell `k`.
+    pub fn set_bell_fd(&self, k: u32, fd: c_int) {
+        let old = self.bell_fds[k as usize % BELLS].swap(crate::fdhigh::move_high(fd), AcqRel);
+        if old >= 0 {
+            sys::close(old);
+        }
+    }
+
+    /// The peer's slot `i`.
+    pub fn peer_slot(&self, i: u32) -> Option<&Slot> {
+        if i as usize >= SLOTS {
+            return None;
+        }
+        // SAFETY: slots lie inside the segment, which is mapped whole. A hole of the sparse file
+        // reads as zeroes through a shared mapping, so a lying peer gains nothing.
+        Some(unsafe { &*(self.seg.base.add(SLOTS_OFFSET) as *const Slot).add(i as usize) })
+    }
+
+    /// First byte of the peer's segment.
+    pub fn peer_base(&self) -> *const u8 {
+        self.seg.base
+    }
+
+    /// Our slot `slot` is `conn`'s (or nobody's).
+    pub fn set_conn(&self, slot: u32, conn: *const Conn) {
+        self.conns[slot as usize % SLOTS].store(conn.cast_mut(), Release);
+    }
+
+    /// Whose slot `slot` of ours is.
+    pub fn conn(&self, slot: u32) -> Option<&'static Conn> {
+        // SAFETY: connections are never freed.
+        unsafe { self.conns[slot as usize % SLOTS].load(Acquire).as_ref() }
+    }
+
+    /// Hints to the peer that its slot has news, and rings its bell if it sleeps.
+    pub fn hint_peer(&self, bell: u32, slot: u32) {
+        let k = bell as usize % BELLS;
+        self.side.hint(bell, slot);
+        crate::sync::full_fence();
+        // SAFETY: the page is mapped as long as the link, all-zero is valid.
+        let asleep = unsafe { &*(self.bells.base as *const BellPage) }.sleep[k].load(Acquire);
+        if asleep & 1 == 1 && self.rung[k].swap(asleep, AcqRel) != asleep {
+            bell::ring_fd(self.bell_fds[k].load(Acquire));
+        }
+    }
+
+    /// The bell that a waiter at our bell `k` names to this peer: `k` if the peer has it, else the background thread's.
+    pub fn usable_bell(&self, k: u32) -> u32 {
+        if self.bells_known.load(Acquire) & (1 << k) != 0 {
+            return k;
+        }
+        crate::bg::send_bells();
+        0
+    }
+
+    /// Whether hints for bell `k` wait.
+    #[inline]
+    pub fn has_hints(&self, k: u32) -> bool {
+        let i = k as usize % QUEUES;
+        // SAFETY: the segment is mapped while the caller is counted in `users`; a stale count only
+        // costs a look under the lock.
+        unsafe {
+            let q = &(*(self.seg.base as *const SegHead)).queues[i];
+            q.head.load(Acquire) != *self.queue_seen[i].get()
+        }
+    }
+
+    /// Reads the hints for bell `k` and tells the connections.
+    fn drain(&self, k: u32) {
+        if !self.has_hints(k) {
+            return;
+        }
+        let i = k as usize % QUEUES;
+        let Some(g) = self.queue_lock[i].try_lock() else { return };
+        // SAFETY: mapped while in use, see above; `queue_seen` is guarded by the lock.
+        let (q, seen) = unsafe { (&(*(self.seg.base as *const SegHead)).queues[i], &mut *self.queue_seen[i].get()) };
+        let mut batch = [0u32; QUEUE_LEN];
+        loop {
+            let head = q.head.load(Acquire);
+            let mut n = head.wrapping_sub(*seen);
+            if n == 0 {
+                break;
+            }
+            let all = n >= QUEUE_LEN as u64 - 8;
+            if !all {
+                for (j, b) in batch.iter_mut().enumerate().take(n as usize) {
+                    *b = q.entries[(*seen as usize + j) % QUEUE_LEN].load(Relaxed);
+                }
+                // The writer may have lapped us meanwhile.
+                core::sync::atomic::fence(Acquire);
+                if q.head.load(Relaxed).wrapping_sub(*seen) >= QUEUE_LEN as u64 {
+                    continue;
+                }
+            }
+            *seen = head;
+            if all {
+                n = 0;
+                for c in self.conns.iter() {
+                    // SAFETY: connections are never freed.
+                    if let Some(c) = unsafe { c.load(Acquire).as_ref() } {
+                        c.notify();
+                    }
+                }
+            }
+            for b in &batch[..n as usize] {
+                if let Some(c) = self.conn(*b) {
+                    c.notify();
+                }
+            }
+        }
+        drop(g);
+    }
+
+    /// Gives the memory back if nobody uses it. Only for the background thread, once.
+    pub fn retire(&self) -> bool {
+        if !self.dead.load(SeqCst) || self.slots.load(SeqCst) > 0 || self.users.load(SeqCst) > 0 {
+            return false;
+        }
+        for fd in &self.bell_fds {
+            let fd = fd.swap(-1, AcqRel);
+            if fd >= 0 {
+                sys::close(fd);
+            }
+        }
+        // SAFETY: no connection has a slot, no thread reads the queues, and none will: it is dead.
+        unsafe {
+            self.side.destroy();
+            shm::unmap(self.seg);
+            shm::unmap(self.bells);
+        }
+        true
+    }
+}
+
+const MAX_LINKS: usize = 1024;
+static LINKS: [AtomicPtr<Link>; MAX_LINKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_LINKS];
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Makes a link known to the threads that wait. `None`: there are too many.
+pub fn publish(l: Link) -> Option<&'static Link> {
+    let i = LINKS.iter().position(|p| p.load(Relaxed).is_null())?;
+    let l: &'static Link = Box::leak(Box::new(l));
+    LINKS[i].store((l as *const Link).cast_mut(), SeqCst);
+    COUNT.fetch_max(i as u32 + 1, SeqCst);
+    Some(l)
+}
+
+/// Takes a dead link out of sight.
+pub fn withdraw(l: &Link) {
+    for p in &LINKS {
+        if p.load(Relaxed).cast_const() == l as *const Link {
+            p.store(core::ptr::null_mut(), SeqCst);
+        }
+    }
+    // Fewer to look at from now on.
+    let n = LINKS.iter().rposition(|p| !p.load(Relaxed).is_null()).map_or(0, |i| i + 1);
+    COUNT.store(n as u32, SeqCst);
+}
+
+/// Calls `f` for every living link until it says true.
+fn any(mut f: impl FnMut(&Link) -> bool) -> bool {
+    for p in &LINKS[..COUNT.load(Acquire) as usize] {
+        // SAFETY: links are leaked; their memory is unmapped only while `users` is 0 and after
+        // `dead` was set, which is why both are looked at in this order.
+        if let Some(l) = unsafe { p.load(SeqCst).as_ref() } {
+            l.users.fetch_add(1, SeqCst);
+            let hit = !l.dead.load(SeqCst) && f(l);
+            l.users.fetch_sub(1, SeqCst);
+            if hit {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Reads all hints for bell `k` and tells the connections.
+pub fn drain_hints(k: u32) {
+    any(|l| {
+        l.drain(k);
+        false
+    });
+}
+
+/// Whether hints for bell `k` wait anywhere.
+pub fn any_hints(k: u32) -> bool {
+    any(|l| l.has_hints(k))
+}
+
+/// In a forked child: the links are the parent's; those of inherited connections go on being used by those.
+pub fn reset_after_fork() {
+    for p in &LINKS {
+        p.store(core::ptr::null_mut(), Relaxed);
+    }
+    COUNT.store(0, Relaxed);
+}

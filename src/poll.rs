@@ -1,0 +1,285 @@
+//! `poll(2)` and its kin over connections of ours and kernel fds together.
+
+use crate::bell;
+use crate::conn::{Conn, Phase};
+use crate::epoll;
+use crate::io::end_peek;
+use crate::layout::{WANT_RX, WANT_TX};
+use crate::link;
+use crate::ops::Outcome;
+use crate::pump;
+use crate::spin::Wait;
+use crate::sync::{now_ns, timespec_of};
+use crate::sys::{sys, SysResult};
+use crate::table::{self, Entry};
+use core::sync::atomic::{AtomicBool, Ordering::*};
+use libc::{c_int, pollfd, sigset_t};
+
+/// A thread that waits in `poll`, as connections know it.
+pub struct Waiter {
+    bell: u32,
+    rung: AtomicBool,
+}
+
+impl Waiter {
+    /// Something has changed.
+    pub fn ring(&self) {
+        if !self.rung.swap(true, SeqCst) {
+            bell::ring(self.bell);
+        }
+    }
+}
+
+const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
+const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
+/// On the stack up to here; larger arrays are the allocator's.
+const SMALL: usize = 64;
+
+fn kernel(fds: &mut [pollfd], timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+    let ts = timespec_of(timeout_ns);
+    let tsp = if timeout_ns < 0 { core::ptr::null() } else { &ts };
+    // SAFETY: `fds` is writable, `ts` outlives the call, `mask` is the program's.
+    unsafe { sys!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), tsp, mask, 8) }
+}
+
+/// `ppoll(2)`; `timeout_ns < 0` waits for ever.
+///
+/// # Safety
+/// `fds` must be valid for `n` elements; `mask` null or readable.
+pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
+    if n == 0 || fds.is_null() || n > 1 << 20 {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
+    let mut ours = false;
+    for p in fds.iter() {
+        match table::get(p.fd) {
+            Entry::Conn(c) => {
+                if c.phase() == Phase::Managed && c.is_inherited() {
+                    crate::process::bring_home(c);
+                }
+                if matches!(c.phase(), Phase::Raw | Phase::Managed) {
+                    c.evidence.store(true, Relaxed);
+                    ours = true;
+                }
+            }
+            Entry::Set(_) => {
+                epoll::polled(p.fd);
+            }
+            Entry::None => {}
+        }
+    }
+    if !ours {
+        return Outcome::Bypass;
+    }
+    if n < SMALL {
+        let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; SMALL];
+        let mut conns = [None; SMALL];
+        Call { fds, copy: &mut copy[..n + 1], conns: &mut conns[..n] }.run(timeout_ns, mask)
+    } else {
+        let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1];
+        let mut conns = vec![None; n];
+        Call { fds, copy: &mut copy, conns: &mut conns }.run(timeout_ns, mask)
+    }
+}
+
+struct Call<'a> {
+    fds: &'a mut [pollfd],
+    /// What the kernel is asked; the last one is the bell's.
+    copy: &'a mut [pollfd],
+    /// The connections of ours, by position.
+    conns: &'a mut [Option<&'static Conn>],
+}
+
+impl Call<'_> {
+    /// Looks up the fds anew. Returns whether any is managed.
+    fn look(&mut self) -> bool {
+        let mut managed = false;
+        for (i, p) in self.fds.iter_mut().enumerate() {
+            p.revents = 0;
+            let c = table::conn(p.fd).filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed));
+            let hidden = c.is_some_and(|c| c.phase() == Phase::Managed);
+            managed |= hidden;
+            self.conns[i] = c;
+            // A negative fd is passed over; our own answer stands instead.
+            self.copy[i] = pollfd { fd: if hidden { -1 } else { p.fd }, events: p.events, revents: 0 };
+        }
+        let last = self.fds.len();
+        self.copy[last] = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+        managed
+    }
+
+    fn hidden(&self) -> impl Iterator<Item = (usize, &'static Conn)> + '_ {
+        self.conns.iter().enumerate().filter_map(|(i, c)| c.filter(|_| self.copy[i].fd < 0).map(|c| (i, c)))
+    }
+
+    /// Asks the managed ones; returns how many have something.
+    fn ours(&mut self) -> usize {
+        let mut n = 0;
+        for i in 0..self.fds.len() {
+            let Some(c) = self.conns[i].filter(|_| self.copy[i].fd < 0) else { continue };
+            let p = &mut self.fds[i];
+            let r = c.readiness(p.events as u16 as u32);
+            p.revents = r as i16 & (p.events | libc::POLLERR | libc::POLLHUP);
+            n += (p.revents != 0) as usize;
+        }
+        n
+    }
+
+    /// Copies the kernel's answers; returns how many fds have something.
+    fn theirs(&mut self) -> usize {
+        let mut n = 0;
+        for (p, k) in self.fds.iter_mut().zip(self.copy.iter()) {
+            if k.fd >= 0 || p.fd < 0 {
+                p.revents = if p.fd < 0 { 0 } else { k.revents };
+                n += (p.revents != 0) as usize;
+            }
+        }
+        n
+    }
+
+    fn run(mut self, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
+        let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
+        let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
+        let done = |n: usize| Outcome::Done(n as isize);
+        loop {
+            if !self.look() {
+                match self.kernel_only(left(), mask) {
+                    Ok(Some(n)) => return done(n),
+                    Ok(None) => continue,
+                    Err(e) => return Outcome::Fail(e),
+                }
+            }
+            if self.ours() > 0 || timeout_ns == 0 {
+                if timeout_ns == 0 {
+                    self.hidden().for_each(|(_, c)| pump::quick(c));
+                }
+                return match kernel(self.copy, 0, core::ptr::null()) {
+                    Ok(_) => {
+                        let n = self.theirs();
+                        done(n + self.ours())
+                    }
+                    Err(e) => Outcome::Fail(e),
+                };
+            }
+            let w = Wait::begin();
+            let copy = &mut *self.copy;
+            let (fds, conns) = (&*self.fds, &*self.conns);
+            let mut kernel_has = false;
+            let hit = w.spin(
+                || {
+                    conns.iter().zip(fds).any(|(c, p)| {
+                        c.is_some_and(|c| c.phase() == Phase::Managed && c.readiness(p.events as u16 as u32) != 0)
+                    })
+                },
+                || {
+                    kernel_has = kernel(copy, 0, core::ptr::null()) != Ok(0);
+                    kernel_has || (deadline > 0 && now_ns() >= deadline)
+                },
+            );
+            if hit {
+                w.end();
+                if self.ours() > 0 || kernel_has || left() == 0 {
+                    let _ = kernel(self.copy, 0, core::ptr::null());
+                    let n = self.theirs();
+                    let n = n + self.ours();
+                    if n > 0 || left() == 0 {
+                        return done(n);
+                    }
+                }
+                continue;
+            }
+            match self.sleep(left(), mask) {
+                Ok(true) => w.end(),
+                Ok(false) => return done(0),
+                Err(e) => return Outcome::Fail(e),
+            }
+        }
+    }
+
+    /// Nothing is managed (yet): the kernel's own call. `None`: look again, something has become managed.
+    fn kernel_only(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<Option<usize>, i32> {
+        let reading = |c: &Option<&'static Conn>, p: &pollfd| c.filter(|_| p.events & IN != 0);
+        for (c, p) in self.conns.iter().zip(self.fds.iter()) {
+            if let Some(c) = reading(c, p) {
+                c.peekers.fetch_add(1, SeqCst);
+            }
+        }
+        let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.phase() == Phase::Managed);
+        let r = if managed(self.conns) { Ok(0) } else { kernel(self.copy, timeout_ns, mask) };
+        let again = managed(self.conns);
+        for (c, p) in self.conns.iter().zip(self.fds.iter()) {
+            if let Some(c) = reading(c, p) {
+                end_peek(c);
+            }
+        }
+        r?;
+        if again {
+            return Ok(None);
+        }
+        Ok(Some(self.theirs()))
+    }
+
+    /// Sleeps in the kernel. False: the time is over.
+    fn sleep(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<bool, i32> {
+        let bell = bell::alloc();
+        let waiter = Waiter { bell: bell.unwrap_or(0), rung: AtomicBool::new(bell.is_none()) };
+        let ptr: *const Waiter = &waiter;
+        for (_, c) in self.hidden() {
+            let l = c.local();
+            let _g = l.lock.lock();
+            // SAFETY: guarded by `local.lock`.
+            unsafe { &mut *l.waiters.get() }.push(ptr);
+        }
+        if let Some(k) = bell {
+            self.copy[self.fds.len()].fd = bell::fd(k);
+            bell::sleep_begin(k);
+        }
+        for (i, c) in self.hidden() {
+            let mut bits = WANT_RX;
+            if self.fds[i].events & OUT != 0 {
+                bits |= WANT_TX;
+            }
+            // SAFETY: links are never freed.
+            if let Some(l) = unsafe { c.link.load(Acquire).as_ref() } {
+                c.arm(bits, bell.map_or(0, |k| l.usable_bell(k)));
+            }
+        }
+        let still = self.hidden().all(|(_, c)| c.phase() == Phase::Managed);
+        let r = if !still || self.ours() > 0 {
+            Ok(1)
+        } else {
+            // Without a bell of its own (too many threads wait) a thread looks again every millisecond.
+            let t = if bell.is_some() { timeout_ns } else if timeout_ns < 0 { 1_000_000 } else { timeout_ns.min(1_000_000) };
+            match kernel(self.copy, t, mask) {
+                Ok(0) if bell.is_none() && t != timeout_ns => Ok(1),
+                r => r,
+            }
+        };
+        for (_, c) in self.hidden() {
+            let l = c.local();
+            let _g = l.lock.lock();
+            // SAFETY: guarded by `local.lock`.
+            unsafe { &mut *l.waiters.get() }.retain(|w| !core::ptr::eq(*w, ptr));
+        }
+        if let Some(k) = bell {
+            bell::sleep_end(k);
+            bell::clear(k);
+            link::drain_hints(k);
+            bell::free(k);
+            self.copy[self.fds.len()].fd = -1;
+        }
+        match r {
+            Ok(0) => Ok(self.ours() > 0),
+            Ok(_) => Ok(true),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// For one fd, whatever it is, as internal callers need it: waits until `events` or the deadline.
+pub fn wait_one(fd: c_int, events: i16, timeout_ns: i64) -> SysResult {
+    kernel(&mut [pollfd { fd, events, revents: 0 }], timeout_ns, core::ptr::null())
+}

@@ -1,0 +1,270 @@
+//! What concerns the process as a whole: its start and end, fork, exec.
+
+use crate::conn::*;
+use crate::stats::Why;
+use crate::sync::now_ns;
+use crate::sys::{self, sys};
+use crate::{arena, bell, bg, config, epoll, fdhigh, link, pump, report, table};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+static PID: AtomicU32 = AtomicU32::new(0);
+static READY: AtomicBool = AtomicBool::new(false);
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// This process's id, cached; right in forked children (whose handlers have run).
+#[inline]
+pub fn pid() -> u32 {
+    PID.load(Relaxed)
+}
+
+/// Whether the caller is a `vfork` child: another process in this process's memory.
+pub fn is_guest() -> bool {
+    sys::pid() != pid()
+}
+
+/// Whether the library is at work in this process.
+#[inline]
+pub fn is_active() -> bool {
+    READY.load(Relaxed)
+}
+
+/// Random bytes.
+pub fn random(buf: &mut [u8]) {
+    // SAFETY: `buf` is writable.
+    if unsafe { sys!(libc::SYS_getrandom, buf.as_mut_ptr(), buf.len(), 0) } != Ok(buf.len()) {
+        // Only very early in a machine's life.
+        for (i, b) in buf.iter_mut().enumerate() {
+            *b = (now_ns() >> (i % 8)) as u8 ^ pid() as u8;
+        }
+    }
+}
+
+/// The program's name (comm), NUL-padded.
+pub fn program_name(to: &mut [u8; 64]) {
+    // SAFETY: PR_GET_NAME writes at most 16 bytes.
+    let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_GET_NAME, to.as_mut_ptr()) };
+}
+
+/// The library is loaded.
+pub fn init() {
+    PID.store(sys::pid(), Relaxed);
+    let c = config::get();
+    if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
+        table::init();
+        READY.store(true, Release);
+    }
+}
+
+/// The process ends: writes the report.
+pub fn exiting() {
+    if is_guest() || !is_active() || ENDED.swap(true, AcqRel) {
+        return;
+    }
+    drain_at_exit();
+    arena::each(read_kernel_counts);
+    write_report();
+}
+
+fn write_report() {
+    if let Some((header, conns)) = arena::view() {
+        report::at_exit(header, conns);
+    }
+}
+
+/// A return that is under way is finished: what `send` accepted must reach the peer, though this process ends.
+fn drain_at_exit() {
+    let until = now_ns() + 2_000_000_000;
+    arena::each(|c| {
+        while c.phase() == Phase::Managed && now_ns() < until {
+            let busy = c.try_lock_both().is_some_and(|mut b| {
+                pump::run(&mut b);
+                b.tx.pending() || b.tx.path() == crate::switch::TxPath::Replay
+            });
+            if !busy {
+                break;
+            }
+            let _ = crate::poll::wait_one(c.fd.load(Relaxed), libc::POLLOUT | libc::POLLIN, 1_000_000);
+        }
+    });
+}
+
+/// Asks the kernel how much went through a connection that is not counted call by call.
+pub fn read_kernel_counts(c: &'static Conn) {
+    let fd = c.fd.load(Relaxed);
+    if c.phase() != Phase::Plain || fd < 0 || !table::is(fd, c) {
+        return;
+    }
+    if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+        let s = c.stats();
+        s.tx_bytes_tcp.store(tx.saturating_sub(s.tx_bytes_ring.load(Relaxed)), Relaxed);
+        s.rx_bytes_tcp.store(rx.saturating_sub(s.rx_bytes_ring.load(Relaxed)), Relaxed);
+    }
+}
+
+/// Before fork: the connections get another holder.
+pub fn fork_prepare() {
+    if !is_active() {
+        return;
+    }
+    each_held(|c| {
+        c.procs.fetch_add(1, SeqCst);
+    });
+}
+
+/// In the parent after a fork that failed. (After one that did not, nothing is to be done.)
+pub fn fork_failed() {
+    each_held(|c| {
+        c.procs.fetch_sub(1, SeqCst);
+    });
+}
+
+/// In the child.
+pub fn fork_child() {
+    PID.store(sys::pid(), Relaxed);
+    crate::sync::forget_tid();
+    ENDED.store(false, Relaxed);
+    if !is_active() {
+        return;
+    }
+    bg::reset_after_fork();
+    link::reset_after_fork();
+    epoll::reset_after_fork();
+    bell::reset_after_fork();
+    arena::reset_after_fork();
+    each_held(|c| {
+        let l = c.local();
+        l.lock.reset_after_fork();
+        // SAFETY: this is the child's only thread.
+        unsafe {
+            let had = !(*l.items.get()).is_empty() || !(*l.waiters.get()).is_empty();
+            // The lists are the parent's; their memory is left alone, for a lock of the allocator's
+            // own may be in any state here.
+            core::ptr::write(l.items.get(), Vec::new());
+            core::ptr::write(l.waiters.get(), Vec::new());
+            if had && c.phase() == Phase::Raw {
+                // It is in a set of which only the kernel knows now.
+                c.evidence.store(false, Relaxed);
+                c.next_try.store(u32::MAX, Relaxed);
+            }
+        }
+    });
+}
+
+fn each_held(mut f: impl FnMut(&'static Conn)) {
+    for fd in 0..=table::highest() {
+        if let Some(c) = table::conn(fd) {
+            // Once for each connection, not for each of its numbers.
+            if c.fd.load(Relaxed) == fd {
+                f(c);
+            }
+        }
+    }
+}
+
+/// Before exec: connections that survive it, and are not close-on-exec, come back to TCP.
+pub fn exec_prepare() {
+    if !is_active() || is_guest() {
+        return;
+    }
+    let mut any = false;
+    each_held(|c| {
+        let fd = c.fd.load(Relaxed);
+        // SAFETY: a query.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
+        // A forked child that merely inherited it leaves the parent's ring alone.
+        if c.phase() == Phase::Managed && flags & libc::FD_CLOEXEC as usize == 0 && !c.is_inherited() {
+            leave(c);
+            any = true;
+        }
+    });
+    if any {
+        let until = now_ns() + 1_000_000_000;
+        each_held(|c| {
+            // SAFETY: a query.
+            let flags = unsafe { sys!(libc::SYS_fcntl, c.fd.load(Relaxed), libc::F_GETFD) }.unwrap_or(1);
+            if flags & libc::FD_CLOEXEC as usize == 0 && !c.is_inherited() {
+                await_home(c, until);
+            }
+        });
+    }
+    // The report of this image; if exec fails, the process writes another one when it ends.
+    arena::each(read_kernel_counts);
+    write_report();
+}
+
+fn leave(c: &Conn) {
+    {
+        let mut b = c.lock_both();
+        b.sw().leave();
+    }
+    pump::drive(c);
+}
+
+fn await_home(c: &'static Conn, until: i64) {
+    while c.phase() == Phase::Managed && now_ns() < until {
+        pump::drive(c);
+        let plain = c.lock_both().sw().is_plain();
+        if plain || c.has_ended(END_EOF) {
+            return;
+        }
+        let _ = crate::poll::wait_one(c.fd.load(Relaxed), libc::POLLIN, 2_000_000);
+    }
+}
+
+/// A forked child waits for a connection in a way that only its parent's memory could serve: the
+/// connection returns to TCP, where both can wait for it.
+pub fn bring_home(c: &'static Conn) {
+    if c.phase() != Phase::Managed {
+        return;
+    }
+    leave(c);
+    await_home(c, now_ns() + 2_000_000_000);
+    let mut b = c.lock_both();
+    if c.phase() == Phase::Managed && b.sw().is_plain() {
+        c.set_phase(Phase::Plain);
+        c.why(Why::Forked);
+        c.stats().returns.fetch_add(1, Relaxed);
+        let sw = b.sw();
+        c.publish_paths(sw);
+    }
+}
+
+/// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
+pub fn give_up(c: &'static Conn, why: Why) {
+    let managed = {
+        let mut b = c.lock_both();
+        match c.phase() {
+            Phase::Raw => {
+                c.set_phase(Phase::Plain);
+                c.why(why);
+                false
+            }
+            Phase::Managed => {
+                c.next_try.store(u32::MAX, Relaxed);
+                b.sw().leave();
+                true
+            }
+            _ => false,
+        }
+    };
+    if managed {
+        let until = now_ns() + 1_000_000_000;
+        pump::drive(c);
+        await_home(c, until);
+        // The background thread makes it the kernel's again.
+        while c.phase() == Phase::Managed && now_ns() < until {
+            c.ask(ask::PUMP);
+            // SAFETY: no preconditions.
+            let _ = unsafe { sys!(libc::SYS_sched_yield) };
+        }
+        if c.phase() == Phase::Raw {
+            c.set_phase(Phase::Plain);
+        }
+        c.why(why);
+    }
+}
+
+/// Whether an fd is the library's own.
+pub fn is_own_fd(fd: i32) -> bool {
+    is_active() && fdhigh::is_ours(fd)
+}

@@ -1,0 +1,270 @@
+//! Drives a connection's path switch: writes what is pending, repeats ring
+//! bytes on TCP, reads the control stream, looks for the mark.
+
+use crate::conn::*;
+use crate::io::{front, Front};
+use crate::layout::*;
+use crate::switch::{End, RxPath, TxPath};
+use crate::sys;
+use crate::wire::{FRAME_LEN, MARK_LEN};
+use core::sync::atomic::Ordering::*;
+
+const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// Does all that can be done without waiting. Returns whether somebody who waits for the connection
+/// should look again.
+pub fn run(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    let fd = conn.fd.load(Relaxed);
+    if fd < 0 || conn.phase() != Phase::Managed {
+        return false;
+    }
+    let mut changed = false;
+    // Each round makes progress on a finite switch; the bound only guards against a peer that floods frames.
+    for _ in 0..256 {
+        let moved = start_mark(b) | flush(b, fd) | replay(b, fd) | receive(b, fd);
+        let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
+        let stepped = match b.sw().step(consumed, produced) {
+            Ok(s) => s,
+            Err(_) => {
+                reset(b);
+                return true;
+            }
+        };
+        if !moved && !stepped {
+            break;
+        }
+        changed = true;
+    }
+    if changed {
+        let sw = b.sw();
+        conn.publish_paths(sw);
+        if sw.is_plain() {
+            conn.ask(ask::PUMP);
+        }
+    }
+    changed
+}
+
+/// As [`run`], for a thread that finds nothing to do and wants to be sure, unless others are at it.
+pub fn quick(conn: &Conn) {
+    if conn.phase() != Phase::Managed {
+        return;
+    }
+    let changed = conn.try_lock_both().is_some_and(|mut b| run(&mut b));
+    if changed {
+        conn.notify();
+    }
+}
+
+/// Moves on and tells whoever waits.
+pub fn drive(conn: &Conn) {
+    let changed = {
+        let mut b = conn.lock_both();
+        run(&mut b)
+    };
+    if changed {
+        conn.notify();
+    }
+}
+
+/// Switches the sending direction to the ring as soon as that can be: both nonces are exchanged, and no
+/// thread is inside a sending system call that began before the connection was managed.
+fn start_mark(b: &mut Both) -> bool {
+    let conn = b.tx.conn();
+    if conn.tx_inflight.load(SeqCst) > 0 {
+        return false;
+    }
+    if conn.confirmed.load(Acquire) {
+        let nonce = b.tx.peer_nonce();
+        b.sw().allow_mark(nonce);
+    }
+    if !b.sw().can_mark() {
+        return false;
+    }
+    begin_mark(conn);
+    if !b.sw().start_mark() {
+        return false;
+    }
+    if conn.has_ended(END_WRSHUT) {
+        // The program has ended its direction meanwhile; the end travels in the ring now.
+        if let Some(own) = conn.own() {
+            own.flags.fetch_or(FIN, AcqRel);
+        }
+    }
+    count_upgrade(b);
+    true
+}
+
+/// Before its first byte can arrive, the receiver must be able to see that a mark has begun.
+fn begin_mark(conn: &Conn) {
+    if let Some(own) = conn.own() {
+        own.flags.fetch_or(MARK_BEGUN, SeqCst);
+    }
+}
+
+fn count_upgrade(b: &mut Both) {
+    if b.sw().tx() == TxPath::Ring && b.sw().rx() == RxPath::Ring {
+        let s = b.rx.conn().stats();
+        s.upgrades.fetch_add(1, Relaxed);
+        s.why.store(0, Relaxed);
+    }
+}
+
+fn flush(b: &mut Both, fd: i32) -> bool {
+    let mut moved = false;
+    loop {
+        let sw = b.sw();
+        let p = sw.pending();
+        if p.is_empty() {
+            return moved;
+        }
+        // SAFETY: `p` is readable.
+        match unsafe { sys::send(fd, p.as_ptr().cast(), p.len(), QUIET) } {
+            Ok(n) => {
+                sw.written(n);
+                moved = true;
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => return moved,
+            Err(_) => {
+                // The reading side will find out why.
+                let n = p.len();
+                sw.written(n);
+                b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
+                return true;
+            }
+        }
+    }
+}
+
+fn replay(b: &mut Both, fd: i32) -> bool {
+    let mut moved = false;
+    while b.sw().tx() == TxPath::Replay && b.sw().pending().is_empty() {
+        let range = b.sw().replay();
+        let bytes = b.tx.ring().retained(range.start);
+        let n = bytes.len().min((range.end - range.start) as usize);
+        if n == 0 {
+            reset(b);
+            return true;
+        }
+        // SAFETY: the ring's own memory.
+        match unsafe { sys::send(fd, bytes.as_ptr().cast(), n, QUIET) } {
+            Ok(n) => {
+                b.sw().replayed(n as u64);
+                moved = true;
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => return moved,
+            Err(_) => {
+                let n = b.sw().replay();
+                b.sw().replayed(n.end - n.start);
+                b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
+                moved = true;
+            }
+        }
+    }
+    // A direction that had ended in the ring ends in TCP now.
+    let conn = b.tx.conn();
+    if moved && b.sw().tx() == TxPath::Tcp && conn.has_ended(END_WRSHUT) {
+        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+        let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+    }
+    moved
+}
+
+fn receive(b: &mut Both, fd: i32) -> bool {
+    let conn = b.rx.conn();
+    if conn.has_ended(END_EOF) {
+        return false;
+    }
+    match b.sw().rx() {
+        RxPath::Ring | RxPath::Returning => {
+            let mut buf = [0u8; FRAME_LEN];
+            let want = b.sw().control_want();
+            // SAFETY: `buf` has room.
+            match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), want, QUIET) } {
+                Ok(0) => ended(b, 0),
+                Ok(n) => {
+                    if b.sw().control(&buf[..n]).is_err() {
+                        reset(b);
+                    }
+                }
+                Err(libc::EAGAIN | libc::EINTR) => return false,
+                Err(e) => ended(b, e),
+            }
+            true
+        }
+        RxPath::Armed => match front(&mut b.rx, MARK_LEN) {
+            // While others wait in the kernel for the socket to become readable, the mark is theirs to
+            // find: once it were gone they would sleep on.
+            Front::Mark if conn.peekers.load(SeqCst) == 0 => {
+                take_mark(b, fd);
+                true
+            }
+            Front::End => {
+                ended(b, 0);
+                true
+            }
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// The mark stands at the front of the TCP stream: consumes it.
+pub fn take_mark(b: &mut Both, fd: i32) {
+    let mut buf = [0u8; MARK_LEN];
+    // SAFETY: `buf` has room; all of the mark was just seen in the socket's queue.
+    if unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), MARK_LEN, QUIET) } != Ok(MARK_LEN) {
+        reset(b);
+        return;
+    }
+    b.sw().mark_seen();
+    // The peer has our nonce, so we may use its: it has written a mark for it.
+    b.rx.conn().confirmed.store(true, Release);
+    count_upgrade(b);
+    let conn = b.rx.conn();
+    conn.publish_paths(b.sw());
+}
+
+/// The TCP stream has ended, or failed with `errno`.
+fn ended(b: &mut Both, errno: i32) {
+    let conn = b.rx.conn();
+    let verdict = b.sw().end(false);
+    let (mut aborted, mut closed) = (false, false);
+    if let Some(p) = conn.peer() {
+        let f = p.flags.load(Acquire);
+        aborted = f & ABORT != 0;
+        closed = f & CLOSED != 0;
+    }
+    let _ = b.tx.ring().refresh();
+    let unread = {
+        let r = b.tx.ring();
+        r.produced > r.consumed
+    };
+    let on_ring = b.sw().tx() == TxPath::Ring;
+    let error = match verdict {
+        End::Reset => libc::ECONNRESET,
+        // TCP resets a connection that is closed before everything was read.
+        _ if on_ring && (aborted || (!closed && unread)) => libc::ECONNRESET,
+        // A reset of TCP's that only says that control frames were left unread.
+        _ if errno == libc::ECONNRESET && closed => 0,
+        _ => errno,
+    };
+    if error != 0 {
+        conn.fail(error);
+    }
+    conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD, AcqRel);
+}
+
+/// The peer broke the protocol, or bytes are lost: the connection ends with `ECONNRESET` at both ends.
+pub fn reset(b: &mut Both) {
+    let conn = b.rx.conn();
+    conn.fail(libc::ECONNRESET);
+    if let Some(own) = conn.own() {
+        own.flags.fetch_or(ABORT | CLOSED, AcqRel);
+    }
+    // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+    let _ = unsafe { sys::sys!(libc::SYS_shutdown, conn.fd.load(Relaxed), libc::SHUT_RDWR) };
+}

@@ -1,0 +1,174 @@
+//! How the two ends of a TCP connection on one host find each other: names, identities, and the
+//! questions that only the kernel can answer.
+
+use crate::link::Tuple;
+use crate::sys::{self, sys, SysResult};
+use core::fmt::Write;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use libc::{c_int, sockaddr_storage, sockaddr_un, socklen_t};
+
+/// An address as the kernel gives it: IPv6 bytes (IPv4 is mapped) and port.
+fn endpoint(s: &sockaddr_storage) -> Option<([u8; 16], u16)> {
+    match c_int::from(s.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which type it is.
+            let a = unsafe { &*(s as *const sockaddr_storage as *const libc::sockaddr_in) };
+            let v4 = core::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+            Some((v4.to_ipv6_mapped().octets(), u16::from_be(a.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let a = unsafe { &*(s as *const sockaddr_storage as *const libc::sockaddr_in6) };
+            Some((a.sin6_addr.s6_addr, u16::from_be(a.sin6_port)))
+        }
+        _ => None,
+    }
+}
+
+fn name_of(fd: c_int, nr: libc::c_long) -> Option<([u8; 16], u16)> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut s: sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: `s` and `len` are writable.
+    unsafe { sys!(nr, fd, &mut s, &mut len) }.ok()?;
+    endpoint(&s)
+}
+
+/// Our end and the peer's end of a connected socket.
+pub fn ends(fd: c_int) -> Option<[([u8; 16], u16); 2]> {
+    Some([name_of(fd, libc::SYS_getsockname)?, name_of(fd, libc::SYS_getpeername)?])
+}
+
+/// The connection's name, the same at both ends.
+pub fn tuple(ends: &[([u8; 16], u16); 2], connector: bool) -> Tuple {
+    let [local, peer] = *ends;
+    let (from, to) = if connector { (local, peer) } else { (peer, local) };
+    Tuple { from: from.0, to: to.0, from_port: from.1, to_port: to.1 }
+}
+
+/// For rules and logs.
+pub fn socket_addr(e: &([u8; 16], u16)) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(e.0)).to_canonical(), e.1)
+}
+
+/// Whether an address is one of this host's (in this network namespace).
+pub fn is_local(e: &([u8; 16], u16)) -> bool {
+    let addr = socket_addr(e).ip();
+    if addr.is_loopback() {
+        return true;
+    }
+    // Whether it can be bound to is the kernel's answer to that question.
+    // SAFETY: all-zero is a valid sockaddr_in6.
+    let mut sa: libc::sockaddr_in6 = unsafe { core::mem::zeroed() };
+    sa.sin6_family = libc::AF_INET6 as u16;
+    sa.sin6_addr.s6_addr = e.0;
+    let mut sa4: libc::sockaddr_in =
+        // SAFETY: all-zero is a valid sockaddr_in.
+        unsafe { core::mem::zeroed() };
+    sa4.sin_family = libc::AF_INET as u16;
+    let (family, ptr, len) = match addr {
+        IpAddr::V4(a) => {
+            sa4.sin_addr.s_addr = u32::from(a).to_be();
+            (libc::AF_INET, &raw const sa4 as usize, size_of_val(&sa4))
+        }
+        IpAddr::V6(_) => (libc::AF_INET6, &raw const sa as usize, size_of_val(&sa)),
+    };
+    // SAFETY: plain calls with valid addresses.
+    unsafe {
+        let Ok(fd) = sys!(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) else { return false };
+        let ok = sys!(libc::SYS_bind, fd, ptr, len).is_ok();
+        sys::close_raw(fd as c_int);
+        ok
+    }
+}
+
+/// How many bytes the kernel has taken from the program and given to it: written, read.
+pub fn kernel_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
+    let mut info = [0u64; 32];
+    let mut len = size_of_val(&info) as socklen_t;
+    // SAFETY: `info` and `len` are writable.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut len) }.ok()?;
+    if len < 136 {
+        return None;
+    }
+    // struct tcp_info: tcpi_bytes_acked at 120, tcpi_bytes_received at 128 (linux/tcp.h).
+    let (acked, received) = (info[15], info[16]);
+    let outq = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64;
+    let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64;
+    // The SYN of the side that connected counts as a byte.
+    Some(((acked + outq).wrapping_sub(connector as u64), received.wrapping_sub(inq)))
+}
+
+/// The abstract Unix address where the connecting process of `t` can be found.
+pub fn address(t: &Tuple) -> (sockaddr_un, socklen_t) {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut sa: sockaddr_un = unsafe { core::mem::zeroed() };
+    sa.sun_family = libc::AF_UNIX as u16;
+    struct To<'a>(&'a mut [libc::c_char], usize);
+    impl Write for To<'_> {
+        fn write_str(&mut self, s: &str) -> core::fmt::Result {
+            for b in s.bytes() {
+                *self.0.get_mut(self.1).ok_or(core::fmt::Error)? = b as libc::c_char;
+                self.1 += 1;
+            }
+            Ok(())
+        }
+    }
+    let mut to = To(&mut sa.sun_path[1..], 0);
+    // Fits: two IPv6 addresses with ports take less than 107 bytes.
+    let _ = write!(to, "ringsock/{}-{}", socket_addr(&(t.from, t.from_port)), socket_addr(&(t.to, t.to_port)));
+    let n = to.1;
+    (sa, (size_of::<libc::sa_family_t>() + 1 + n) as socklen_t)
+}
+
+fn unix_socket() -> SysResult<c_int> {
+    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no preconditions.
+    let fd = unsafe { sys!(libc::SYS_socket, libc::AF_UNIX, flags, 0) }? as c_int;
+    Ok(crate::fdhigh::move_high(fd))
+}
+
+/// Listens at the connection's name.
+pub fn listen(t: &Tuple) -> SysResult<c_int> {
+    let fd = unix_socket()?;
+    let (sa, len) = address(t);
+    // SAFETY: `sa` is valid for `len` bytes.
+    let r = unsafe { sys!(libc::SYS_bind, fd, &sa, len).and_then(|_| sys!(libc::SYS_listen, fd, 4)) };
+    match r {
+        Ok(_) => Ok(fd),
+        Err(e) => {
+            sys::close(fd);
+            Err(e)
+        }
+    }
+}
+
+/// Connects to the connection's name, without waiting.
+pub fn dial(t: &Tuple) -> SysResult<c_int> {
+    let fd = unix_socket()?;
+    let (sa, len) = address(t);
+    // SAFETY: `sa` is valid for `len` bytes.
+    match unsafe { sys!(libc::SYS_connect, fd, &sa, len) } {
+        Ok(_) => Ok(fd),
+        Err(e) => {
+            sys::close(fd);
+            Err(e)
+        }
+    }
+}
+
+/// Takes a connection from a listener.
+pub fn accept(fd: c_int) -> SysResult<c_int> {
+    // SAFETY: no addresses are asked for.
+    let new = unsafe { sys!(libc::SYS_accept4, fd, 0, 0, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) }?;
+    Ok(crate::fdhigh::move_high(new as c_int))
+}
+
+/// User and group of the process at the other end.
+pub fn credentials(fd: c_int) -> Option<(u32, u32, u32)> {
+    let mut c = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as socklen_t;
+    // SAFETY: `c` and `len` are writable.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut c, &mut len) }.ok()?;
+    Some((c.pid as u32, c.uid, c.gid))
+}

@@ -1,0 +1,111 @@
+//! From fd numbers to what the library knows of them.
+
+use crate::conn::Conn;
+use crate::epoll::Set;
+use crate::shm;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering::*};
+use libc::c_int;
+
+/// Fds from here on are never looked at.
+const MAX_FDS: usize = 1 << 20;
+
+static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(core::ptr::null_mut());
+static HIGHEST: AtomicI32 = AtomicI32::new(-1);
+
+/// What an fd is to the library.
+pub enum Entry {
+    /// Nothing.
+    None,
+    /// A TCP connection.
+    Conn(&'static Conn),
+    /// An epoll set that has (or had) such connections in it.
+    Set(&'static Set),
+}
+
+/// Makes the table. Until then every fd is [`Entry::None`].
+pub fn init() {
+    if let Ok(m) = shm::anon_private(MAX_FDS * size_of::<AtomicUsize>()) {
+        TABLE.store(m.base.cast(), Release);
+    }
+}
+
+#[inline(always)]
+fn cell(fd: c_int) -> Option<&'static AtomicUsize> {
+    let t = TABLE.load(Relaxed);
+    if t.is_null() || fd as u32 as usize >= MAX_FDS {
+        return None;
+    }
+    // SAFETY: in bounds of a mapping that is never unmapped; zeroes are valid.
+    Some(unsafe { &*t.add(fd as usize) })
+}
+
+/// Whether the library knows nothing of `fd`. One load.
+#[inline(always)]
+pub fn is_foreign(fd: c_int) -> bool {
+    cell(fd).is_none_or(|c| c.load(Relaxed) == 0)
+}
+
+/// What `fd` is.
+#[inline(always)]
+pub fn get(fd: c_int) -> Entry {
+    decode(cell(fd).map_or(0, |c| c.load(Acquire)))
+}
+
+#[inline(always)]
+fn decode(v: usize) -> Entry {
+    // SAFETY: only `put_*` store non-zero values, of records that are never freed.
+    unsafe {
+        match v {
+            0 => Entry::None,
+            v if v & 1 == 1 => Entry::Set(&*((v & !1) as *const Set)),
+            v => Entry::Conn(&*(v as *const Conn)),
+        }
+    }
+}
+
+/// The connection that `fd` is.
+#[inline(always)]
+pub fn conn(fd: c_int) -> Option<&'static Conn> {
+    match get(fd) {
+        Entry::Conn(c) => Some(c),
+        _ => None,
+    }
+}
+
+/// Whether `fd` is (still) this connection.
+#[inline(always)]
+pub fn is(fd: c_int, c: &Conn) -> bool {
+    cell(fd).is_some_and(|x| x.load(Acquire) == c as *const Conn as usize)
+}
+
+/// `fd` is this connection from now on.
+pub fn put_conn(fd: c_int, c: &Conn) -> bool {
+    put(fd, c as *const Conn as usize)
+}
+
+/// `fd` is this epoll set from now on.
+pub fn put_set(fd: c_int, s: &'static Set) -> bool {
+    put(fd, s as *const Set as usize | 1)
+}
+
+fn put(fd: c_int, v: usize) -> bool {
+    let Some(c) = cell(fd) else { return false };
+    HIGHEST.fetch_max(fd, Relaxed);
+    c.store(v, Release);
+    true
+}
+
+/// Forgets `fd`; gives what it was.
+pub fn take(fd: c_int) -> Entry {
+    decode(cell(fd).map_or(0, |c| c.swap(0, AcqRel)))
+}
+
+/// The highest fd that ever was something.
+pub fn highest() -> c_int {
+    HIGHEST.load(Relaxed)
+}
+
+/// Another fd number of the same connection.
+pub fn other_fd_of(c: &Conn) -> Option<c_int> {
+    (0..=highest()).find(|fd| is(*fd, c))
+}

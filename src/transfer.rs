@@ -1,0 +1,90 @@
+//! `sendfile` and `splice` with a connection at one end.
+
+use crate::conn::Phase;
+use crate::io;
+use crate::ops::Outcome;
+use crate::stats::Why;
+use crate::sys::sys;
+use crate::{process, table};
+use core::sync::atomic::Ordering::*;
+use libc::{c_int, c_uint, c_void, off64_t};
+
+const CHUNK: usize = 64 << 10;
+
+/// `sendfile(2)`: reads the file here and sends what was read.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
+    let Some(c) = table::conn(out) else { return Outcome::Bypass };
+    if !matches!(c.phase(), Phase::Raw | Phase::Managed) {
+        return Outcome::Bypass;
+    }
+    let mut buf = [0u8; CHUNK];
+    let mut done = 0usize;
+    while done < n {
+        let want = (n - done).min(CHUNK);
+        // Reading at a position, so that what could not be sent is not lost from the file's own.
+        // SAFETY: `off` is the program's, null or valid; `buf` has room.
+        let at = unsafe {
+            match off.is_null() {
+                true => match sys!(libc::SYS_lseek, inp, 0, libc::SEEK_CUR) {
+                    Ok(p) => p as off64_t,
+                    Err(e) => return end(done, e),
+                },
+                false => *off,
+            }
+        };
+        // SAFETY: `buf` has room.
+        let got = match unsafe { sys!(libc::SYS_pread64, inp, buf.as_mut_ptr(), want, at) } {
+            Ok(0) => break,
+            Ok(g) => g,
+            Err(e) => return end(done, if e == libc::ESPIPE { libc::EINVAL } else { e }),
+        };
+        // SAFETY: `buf` holds `got` bytes.
+        let sent = match unsafe { io::send(out, &io::one(buf.as_ptr().cast::<c_void>(), got), core::ptr::null(), 0) } {
+            Outcome::Done(s) => s as usize,
+            Outcome::Fail(e) => return end(done, e),
+            Outcome::Bypass if done > 0 => break,
+            Outcome::Bypass => return Outcome::Bypass,
+        };
+        // SAFETY: as above.
+        unsafe {
+            if off.is_null() {
+                let _ = sys!(libc::SYS_lseek, inp, at + sent as off64_t, libc::SEEK_SET);
+            } else {
+                *off = at + sent as off64_t;
+            }
+        }
+        done += sent;
+        if sent < got {
+            break;
+        }
+    }
+    Outcome::Done(done as isize)
+}
+
+fn end(done: usize, e: i32) -> Outcome {
+    if done > 0 { Outcome::Done(done as isize) } else { Outcome::Fail(e) }
+}
+
+/// `splice(2)`: such a connection stays on, or returns to, TCP, where the kernel can move pages.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn splice(
+    inp: c_int,
+    _offin: *mut off64_t,
+    out: c_int,
+    _offout: *mut off64_t,
+    _n: usize,
+    _flags: c_uint,
+) -> Outcome {
+    for c in [table::conn(inp), table::conn(out)].into_iter().flatten() {
+        if matches!(c.phase(), Phase::Raw | Phase::Managed) {
+            c.evidence.store(false, Relaxed);
+            process::give_up(c, Why::Feature);
+        }
+    }
+    Outcome::Bypass
+}
