@@ -194,7 +194,7 @@ fn write_json(out: &mut Out, header: &Header, conns: &[ConnStats]) -> fmt::Resul
     write!(out, "\"connections\":{},\"upgraded\":{},", sums.connections, sums.upgraded)?;
     write!(out, "\"tx_bytes_tcp\":{},\"tx_bytes_ring\":{},", sums.tx_bytes_tcp, sums.tx_bytes_ring)?;
     write!(out, "\"rx_bytes_tcp\":{},\"rx_bytes_ring\":{},", sums.rx_bytes_tcp, sums.rx_bytes_ring)?;
-    write!(out, "\"upgrades\":{},\"returns\":{}}}}}\n", sums.upgrades, sums.returns)
+    writeln!(out, "\"upgrades\":{},\"returns\":{}}}}}", sums.upgrades, sums.returns)
 }
 
 /// A JSON string. Bytes that are not UTF-8 become U+FFFD.
