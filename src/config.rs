@@ -226,6 +226,14 @@ impl Setting {
     }
 }
 
+/// Whether a value of this setting would be understood, for who offers it to others.
+pub fn understood(setting: &Setting, value: &[u8]) -> bool {
+    let Some(&id) = Id::ALL.iter().find(|id| id.setting().env == setting.env) else { return false };
+    let mut config = default_config();
+    config.apply(id, value);
+    config.complaints.n == 0
+}
+
 const PREFIX: &str = "RINGSOCK_";
 
 macro_rules! settings {
