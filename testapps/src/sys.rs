@@ -340,7 +340,7 @@ pub fn set_linger(fd: RawFd, on: bool, secs: c_int) -> R<()> {
 }
 
 /// Bytes that the kernel's TCP has sent and received on a socket (`TCP_INFO`'s
-/// `tcpi_bytes_acked` and `tcpi_bytes_received`). This is how a program of ours knows, without
+/// `tcpi_bytes_sent` and `tcpi_bytes_received`). This is how a program of ours knows, without
 /// asking the library, whether its bytes still travel over TCP.
 pub fn tcp_bytes(fd: RawFd) -> R<(u64, u64)> {
     let mut b = [0u64; 64];
@@ -349,8 +349,9 @@ pub fn tcp_bytes(fd: RawFd) -> R<(u64, u64)> {
     int(unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, b.as_mut_ptr() as *mut c_void, &mut n)
     })?;
-    // struct tcp_info: 8 bytes, 24 u32, pacing_rate, max_pacing_rate, bytes_acked, bytes_received.
-    Ok((b[15], b[16]))
+    // struct tcp_info: 8 bytes, 24 u32, pacing_rate, max_pacing_rate, bytes_acked, bytes_received
+    // (the 17th u64); eight more u64 lie before bytes_sent.
+    Ok((b[25], b[16]))
 }
 
 /// `pipe(2)`: (read end, write end).
