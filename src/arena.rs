@@ -101,6 +101,7 @@ pub fn alloc() -> Option<&'static Conn> {
                 local.write(Local::default());
             }
             (*local).fds.store(0, Relaxed);
+            (*local).managed.store(false, Relaxed);
             (*a.conns.add(i)).reset(i as u32, crate::process::pid(), gen, local, a.stats.add(i));
             let s = &*a.stats.add(i);
             for w in [&s.tx_bytes_tcp, &s.tx_bytes_ring, &s.rx_bytes_tcp, &s.rx_bytes_ring] {

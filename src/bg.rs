@@ -17,7 +17,7 @@ use crate::sys::{self, sys};
 use crate::{arena, bell, config, epoll, fdhigh, pump, rules};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
 /// 0: not started, 1: starting, 2: running, 3: cannot be started.
@@ -153,6 +153,12 @@ struct Bg {
     /// Slots that the peer has left before us.
     left_by_peer: Vec<(usize, u32)>,
     dead: Vec<&'static Link>,
+    /// Links whose memory was given back.
+    retired: Vec<&'static Link>,
+    /// What a link's socket had no room for.
+    unsent: HashMap<usize, VecDeque<(Msg, c_int)>>,
+    /// Connections of a process whose link is being made: it is to be asked about them then.
+    ask_later: Vec<([u8; 16], Tuple)>,
     retry: Vec<(&'static Conn, u32, i64)>,
 }
 
@@ -178,6 +184,9 @@ impl Bg {
             parked: HashMap::new(),
             left_by_peer: Vec::new(),
             dead: Vec::new(),
+            retired: Vec::new(),
+            unsent: HashMap::new(),
+            ask_later: Vec::new(),
             retry: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
@@ -212,7 +221,8 @@ impl Bg {
                     token::BELL => {}
                     token::LISTENER => self.answer((t >> 3) as c_int),
                     token::CALLER => self.hear((t >> 3) as c_int),
-                    token::LINK => self.hear_link((t >> 3) as usize),
+                    // SAFETY: links are never freed.
+                    token::LINK => self.hear_link(unsafe { &*((t & !7) as *const Link) }),
                     // SAFETY: connections are never freed.
                     _ => self.stir(unsafe { &*(t as *const Conn) }),
                 }
@@ -337,8 +347,9 @@ impl Bg {
         let mut look = Look { conn, gen, listener: -1, dials: 0, at: now, until: now + LISTEN_NS };
         if connector {
             let mut told = false;
-            for l in self.servers.get(&(t.to, t.to_port)).into_iter().flatten().rev().take(4) {
-                told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() }, &[]);
+            let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
+            for l in servers.into_iter().rev().take(4) {
+                told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
             }
             if told {
                 look.at = now + 5 * MS;
@@ -372,7 +383,9 @@ impl Bg {
                 }
             }
         }
-        self.dead.retain(|l| !l.retire());
+        for l in self.dead.extract_if(.., |l| l.retire()) {
+            self.retired.push(l);
+        }
         if self.asked.len() > 4096 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }
@@ -452,8 +465,40 @@ impl Bg {
         Msg { magic: MSG_MAGIC, version: config::protocol(link::VERSION), process: self.process, ..m }
     }
 
-    fn say(&self, l: &Link, m: Msg, fds: &[c_int]) -> bool {
-        link::send_msg(l.sock, &self.stamp(m), fds).is_ok()
+    /// Sends a message, now or when there is room. `fd` goes along unless it is negative; it must stay
+    /// open. False: the link is gone.
+    fn say_with(&mut self, l: &Link, m: Msg, fd: c_int) -> bool {
+        if l.dead.load(Relaxed) {
+            return false;
+        }
+        let m = self.stamp(m);
+        let queue = self.unsent.entry(key(l)).or_default();
+        if !queue.is_empty() {
+            queue.push_back((m, fd));
+            return true;
+        }
+        match link::send_msg(l.sock, &m, if fd >= 0 { core::slice::from_ref(&fd) } else { &[] }) {
+            Err(libc::EAGAIN) => {
+                queue.push_back((m, fd));
+                true
+            }
+            r => r.is_ok(),
+        }
+    }
+
+    fn say(&mut self, l: &Link, m: Msg) -> bool {
+        self.say_with(l, m, -1)
+    }
+
+    /// Sends what there was no room for.
+    fn flush_link(&mut self, l: &Link) {
+        let Some(queue) = self.unsent.get_mut(&key(l)) else { return };
+        while let Some((m, fd)) = queue.front() {
+            if link::send_msg(l.sock, m, if *fd >= 0 { core::slice::from_ref(fd) } else { &[] }) == Err(libc::EAGAIN) {
+                return;
+            }
+            queue.pop_front();
+        }
     }
 
     /// Somebody has found us.
@@ -467,7 +512,8 @@ impl Bg {
         self.unwatch(fd);
         sys::close(fd);
         let Some(c) = self.callers.remove(&fd) else { return };
-        if let Some((side, _)) = c.offer {
+        if let Some((side, process)) = c.offer {
+            self.ask_later.retain(|(p, _)| *p != process);
             // SAFETY: the peer never got to use it, or is going to fail.
             unsafe { side.destroy() };
         }
@@ -506,7 +552,13 @@ impl Bg {
                 }
                 if let Some(l) = self.links.iter().find(|l| l.answered && l.process == m.process).copied() {
                     let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
-                    self.say(l, Msg { kind: kind::ASK, tuple: m.tuple, ..Msg::default() }, &[]);
+                    self.say(l, Msg { kind: kind::ASK, tuple: m.tuple, ..Msg::default() });
+                    return self.hang_up(fd);
+                }
+                let offered = |c: &Caller| c.offer.as_ref().is_some_and(|(_, p)| *p == m.process);
+                if self.callers.values().any(offered) {
+                    self.ask_later.push((m.process, m.tuple));
+                    let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
                     return self.hang_up(fd);
                 }
                 match self.offer() {
@@ -544,7 +596,12 @@ impl Bg {
             kind::LINKED if version_ok && fds[2] >= 0 => match caller.offer.take() {
                 Some((side, process)) => {
                     self.callers.remove(&fd);
-                    self.connect(fd, process, true, side, fds);
+                    if let Some(l) = self.connect(fd, process, true, side, fds) {
+                        for (p, t) in self.ask_later.extract_if(.., |(p, _)| *p == process).collect::<Vec<_>>() {
+                            debug_assert_eq!(p, l.process);
+                            self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+                        }
+                    }
                 }
                 None => {
                     close_all(&fds);
@@ -607,7 +664,7 @@ impl Bg {
     fn connect(&mut self, sock: c_int, process: [u8; 16], answered: bool, side: Side, fds: [c_int; 4]) -> Option<&'static Link> {
         self.unwatch(sock);
         let l = match Link::new(process, answered, sock, side, [fds[0], fds[1], fds[2]]) {
-            Ok(l) => link::publish(l),
+            Ok(l) => link::publish(l, &mut self.retired),
             Err(e) => {
                 log(Level::Warn, format_args!("a peer's memory cannot be used (errno {e})"));
                 None
@@ -617,21 +674,20 @@ impl Bg {
             sys::close(sock);
             return None;
         };
-        let i = self.links.len();
         self.links.push(l);
-        self.watch(sock, (i as u64) << 3 | token::LINK, libc::EPOLLIN);
+        self.watch(sock, key(l) as u64 | token::LINK, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET);
         self.tell_bells();
         Some(l)
     }
 
-    fn tell_bells(&self) {
+    fn tell_bells(&mut self) {
         let used = bell::used();
-        for l in self.links.iter().filter(|l| !l.dead.load(Relaxed)) {
+        for l in self.links.clone() {
             let mut new = used & !l.bells_sent.load(Relaxed);
             while new != 0 {
                 let k = new.trailing_zeros();
                 new &= new - 1;
-                if !self.say(l, Msg { kind: kind::BELL, a: k, ..Msg::default() }, &[bell::fd(k)]) {
+                if !self.say_with(l, Msg { kind: kind::BELL, a: k, ..Msg::default() }, bell::fd(k)) {
                     break;
                 }
                 l.bells_sent.fetch_or(1 << k, Relaxed);
@@ -639,10 +695,9 @@ impl Bg {
         }
     }
 
-    fn hear_link(&mut self, i: usize) {
-        let Some(l) = self.links.get(i).copied() else { return };
-        // A bounded number at a time: others want to be heard too, and the event is level-triggered.
-        for _ in 0..64 {
+    fn hear_link(&mut self, l: &'static Link) {
+        self.flush_link(l);
+        loop {
             if l.dead.load(Relaxed) {
                 return;
             }
@@ -675,7 +730,7 @@ impl Bg {
                 let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return };
                 if conn.unconfirmable.load(SeqCst) {
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
-                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() }, &[]);
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
                     self.left_by_peer.push((key(l), m.a));
                     return self.unmanage(conn, Why::HalfClosed);
@@ -684,7 +739,7 @@ impl Bg {
                     return;
                 }
                 conn.confirmed.store(true, Release);
-                self.say(l, Msg { kind: kind::CONFIRM, a: m.b, ..Msg::default() }, &[]);
+                self.say(l, Msg { kind: kind::CONFIRM, a: m.b, ..Msg::default() });
                 self.stir(conn);
             }
             kind::CONFIRM => {
@@ -705,7 +760,7 @@ impl Bg {
             kind::BELL if fds[0] >= 0 => {
                 l.set_bell_fd(m.a, fds[0]);
                 fds[0] = -1;
-                self.say(l, Msg { kind: kind::BELL_OK, a: m.a, ..Msg::default() }, &[]);
+                self.say(l, Msg { kind: kind::BELL_OK, a: m.a, ..Msg::default() });
             }
             kind::BELL_OK => {
                 l.bells_known.fetch_or(1 << (m.a & 63), Release);
@@ -724,7 +779,7 @@ impl Bg {
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
                 self.drop_look(t);
-                if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }, &[]) {
+                if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }) {
                     // Never sent, so the peer cannot have learnt the nonce.
                     conn.lock_both().sw().disarm();
                     self.left_by_peer.push((key(l), slot));
@@ -747,8 +802,8 @@ impl Bg {
     }
 
     fn on_propose(&mut self, l: &'static Link, m: &Msg) {
-        let reject = |bg: &Bg, why: Why| {
-            bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() }, &[]);
+        let reject = |bg: &mut Bg, why: Why| {
+            bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
         let conn = match self.looks.get(&m.tuple) {
             Some(k) if k.conn.connector.load(Relaxed) && k.conn.gen.load(Relaxed) == k.gen => k.conn,
@@ -762,7 +817,7 @@ impl Bg {
             Ok((slot, nonce)) => {
                 self.drop_look(m.tuple);
                 attach_peer(conn, l, m.a, m.nonce);
-                self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() }, &[]);
+                self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);
             }
@@ -861,7 +916,7 @@ impl Bg {
             self.left_by_peer.swap_remove(i);
         }
         if peer != u32::MAX && !l.dead.load(Relaxed) {
-            self.say(l, Msg { kind: kind::DETACH, a: peer, ..Msg::default() }, &[]);
+            self.say(l, Msg { kind: kind::DETACH, a: peer, ..Msg::default() });
         }
         if left.is_some() || l.dead.load(Relaxed) {
             free_slot(l, slot, &mut ring);
@@ -892,6 +947,7 @@ impl Bg {
         sys::close(l.sock);
         l.dead.store(true, SeqCst);
         link::withdraw(l);
+        self.links.retain(|x| !core::ptr::eq(*x, l));
         for v in self.servers.values_mut() {
             v.retain(|x| !core::ptr::eq(*x, l));
         }
@@ -911,6 +967,7 @@ impl Bg {
             c.lock_both().sw().leave();
             self.stir(c);
         }
+        self.unsent.remove(&key(l));
         self.dead.push(l);
     }
 }

@@ -8,6 +8,7 @@
 //! Locks: `tx` is held to send, `rx` to receive, both (`rx` first) for
 //! everything that changes the path. Nobody sleeps while holding either.
 
+use crate::io::Front;
 use crate::layout::*;
 use crate::link::Link;
 use crate::ring::{RxRing, TxRing};
@@ -67,6 +68,8 @@ pub struct Local {
     pub lock: Lock,
     /// Fd numbers of this process.
     pub fds: AtomicU32,
+    /// Whether the epoll sets of this process know it as managed. Under `lock`.
+    pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.
     pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
     /// Threads in `poll` that wait for it.
@@ -255,14 +258,15 @@ impl Both<'_> {
 impl Conn {
     /// A new record at `index`. Only for the arena.
     pub fn reset(&mut self, index: u32, pid: u32, gen: u32, local: *mut Local, stats: *mut ConnStats) {
-        // Neither the phase nor the locks: late users of the record's former life may still be at them.
+        // Neither the phase nor the locks, nor the place in the inbox: late users of the record's former
+        // life may still be at them.
         for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.submitted] {
             *b.get_mut() = false;
         }
         for b in [&mut self.nospace, &mut self.linger0, &mut self.confirmed, &mut self.lingering, &mut self.looked_twice, &mut self.unconfirmable] {
             *b.get_mut() = false;
         }
-        for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.asked, &mut self.slot] {
+        for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.tx_inflight, &mut self.rx_inflight, &mut self.peekers, &mut self.fut_rx, &mut self.fut_tx] {
@@ -444,7 +448,15 @@ impl Conn {
                 (n >= want && !returning) || (!returning && self.fin_seen()) || self.has_ended(END_EOF)
             }
             RxPath::Tcp | RxPath::Replay => sys::poll_now(self.fd.load(Relaxed), libc::POLLIN) != 0,
-            RxPath::Armed => matches!(crate::io::front(&mut rx, 1), crate::io::Front::App(_) | crate::io::Front::End),
+            RxPath::Armed => match crate::io::front(&mut rx) {
+                Front::App(_) | Front::End | Front::Failed(_) => true,
+                Front::Wait => false,
+                Front::Mark => {
+                    // Nothing else will look at it: its arrival was announced together with the bytes before it.
+                    self.ask(ask::PUMP);
+                    false
+                }
+            },
         }
     }
 

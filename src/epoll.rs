@@ -482,7 +482,7 @@ impl Set {
         // SAFETY: guarded by `local.lock` and `lock`.
         let (mine, inner) = unsafe { (&mut *local.items.get(), &mut *self.inner.get()) };
         let known = inner.items.get(&fd).map(|i| i.managed);
-        let managed = conn.phase() == Phase::Managed;
+        let managed = local.managed.load(Relaxed);
         let ev = want.unwrap_or(epoll_event { events: 0, u64: 0 });
         if ev.events & ONESHOT != 0 {
             self.oneshots.store(1, Relaxed);
@@ -597,6 +597,7 @@ pub fn manage(conn: &Conn) -> bool {
     if !items.iter().all(|(s, _)| unsafe { &**s }.need_bell().is_some()) {
         return false;
     }
+    local.managed.store(true, Relaxed);
     for (s, fd) in items {
         // SAFETY: sets are never freed.
         let s = unsafe { &**s };
@@ -623,6 +624,7 @@ pub fn manage(conn: &Conn) -> bool {
 pub fn unmanage(conn: &Conn) {
     let local = conn.local();
     let _lg = local.lock.lock();
+    local.managed.store(false, Relaxed);
     // SAFETY: guarded by `local.lock`.
     for (s, fd) in unsafe { &*local.items.get() } {
         // SAFETY: sets are never freed.

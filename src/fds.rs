@@ -343,7 +343,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         match b.rx.path() {
             Ring | RingFinal => b.rx.ring().waiting() as c_int,
             Returning => 0,
-            Armed => match crate::io::front(&mut b.rx, 1) {
+            Armed => match crate::io::front(&mut b.rx) {
                 crate::io::Front::App(n) => n as c_int,
                 _ => 0,
             },

@@ -35,7 +35,7 @@ pub enum Front {
 }
 
 /// Looks at the TCP stream of an armed connection without taking anything.
-pub fn front(rx: &mut Rx, _enough: usize) -> Front {
+pub fn front(rx: &mut Rx) -> Front {
     let conn = rx.conn();
     let mut buf = [0u8; 4096];
     // SAFETY: `buf` has room.
@@ -280,7 +280,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             r
         }
-        RxPath::Armed => match front(&mut rx, 1) {
+        RxPath::Armed => match front(&mut rx) {
             Front::App(n) => tcp_take(fd, conn, b, n, flags),
             Front::Mark => {
                 drop(rx);

@@ -367,10 +367,36 @@ const MAX_LINKS: usize = 1024;
 static LINKS: [AtomicPtr<Link>; MAX_LINKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_LINKS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Makes a link known to the threads that wait. `None`: there are too many.
-pub fn publish(l: Link) -> Option<&'static Link> {
+/// Makes a link known to the threads that wait, in the place of a retired one if there is any, because
+/// links are never freed. `None`: there are too many.
+pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Link> {
     let i = LINKS.iter().position(|p| p.load(Relaxed).is_null())?;
-    let l: &'static Link = Box::leak(Box::new(l));
+    let unused = retired.iter().position(|r| r.users.load(SeqCst) == 0);
+    let l: &'static Link = match unused.map(|i| retired.swap_remove(i)) {
+        None => Box::leak(Box::new(l)),
+        Some(old) => {
+            let at = (old as *const Link).cast_mut();
+            // A thread that still has the pointer looks at `dead`, which stays true until all is
+            // written, and at nothing else before it.
+            // SAFETY: nobody uses the retired link, see above; each field is written in its place.
+            unsafe {
+                (*at).process = l.process;
+                (*at).answered = l.answered;
+                (*at).sock = l.sock;
+                (*at).side = l.side;
+                (*at).seg = l.seg;
+                (*at).bells = l.bells;
+                (*at).bell_fds = l.bell_fds;
+                (*at).rung = l.rung;
+                (*at).bells_known = l.bells_known;
+                (*at).bells_sent = l.bells_sent;
+                (*at).queue_seen = l.queue_seen;
+                (*at).slots = l.slots;
+            }
+            old.dead.store(false, SeqCst);
+            old
+        }
+    };
     LINKS[i].store((l as *const Link).cast_mut(), SeqCst);
     COUNT.fetch_max(i as u32 + 1, SeqCst);
     Some(l)

@@ -111,7 +111,30 @@ fn count_upgrade(b: &mut Both) {
     }
 }
 
+/// Switches Nagle's algorithm off; returns what to set it back to.
+///
+/// What the library writes must not wait for the peer's delayed acknowledgement. Switching it off also
+/// pushes out what the program has written; switching it on again holds nothing back.
+fn no_delay(fd: i32, on: i32) -> i32 {
+    let was = sys::sockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap_or(1);
+    if was != on {
+        // SAFETY: `on` is readable for its size.
+        let _ = unsafe { sys::sys!(libc::SYS_setsockopt, fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on, 4) };
+    }
+    was
+}
+
 fn flush(b: &mut Both, fd: i32) -> bool {
+    if b.sw().pending().is_empty() {
+        return false;
+    }
+    let was = no_delay(fd, 1);
+    let moved = write_pending(b, fd);
+    no_delay(fd, was);
+    moved
+}
+
+fn write_pending(b: &mut Both, fd: i32) -> bool {
     let mut moved = false;
     loop {
         let sw = b.sw();
@@ -195,7 +218,7 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             }
             true
         }
-        RxPath::Armed => match front(&mut b.rx, MARK_LEN) {
+        RxPath::Armed => match front(&mut b.rx) {
             // While others wait in the kernel for the socket to become readable, the mark is theirs to
             // find: once it were gone they would sleep on.
             Front::Mark if conn.peekers.load(SeqCst) == 0 => {
