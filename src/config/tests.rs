@@ -177,3 +177,12 @@ fn many_threads_get_the_same_settings() {
     let _ = peer_allowed(0, 0);
     assert_eq!(protocol(3), 3);
 }
+
+#[test]
+fn every_setting_is_documented_with_its_default() {
+    let doc = include_str!("../../docs/tuning.md");
+    for s in SETTINGS {
+        let row = doc.lines().find(|l| l.starts_with(&format!("| [`{}`]", s.env)));
+        assert!(row.is_some_and(|r| s.default.is_empty() || r.contains(&format!("`{}`", s.default))), "{}", s.env);
+    }
+}
