@@ -6,6 +6,7 @@
 mod args;
 mod echo_client;
 mod echo_server;
+mod more;
 mod pingpong;
 mod prng;
 mod semantics;

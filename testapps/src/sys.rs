@@ -481,6 +481,20 @@ pub fn waitpid(pid: libc::pid_t) -> R<c_int> {
     Ok(st)
 }
 
+/// `waitpid(2)` without waiting: the raw status if the child has ended.
+pub fn waitpid_now(pid: libc::pid_t) -> R<Option<c_int>> {
+    let mut st = 0;
+    // SAFETY: room for one int.
+    let r = int(unsafe { libc::waitpid(pid, &mut st, libc::WNOHANG) })?;
+    Ok((r == pid).then_some(st))
+}
+
+/// Makes the kernel kill this process when its parent ends.
+pub fn end_with_parent() {
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
 /// `kill(2)`.
 pub fn kill(pid: libc::pid_t, sig: c_int) -> R<()> {
     // SAFETY: no pointers.

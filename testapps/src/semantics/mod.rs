@@ -1,9 +1,127 @@
-//! Exact socket semantics, one named check each (see `run`).
+//! Exact socket semantics, one named check each.
+//!
+//! Every check has a process of its own, and ten seconds. It first warms its connection up.
+
+pub mod cx;
+mod basic;
+mod ends;
 
 use crate::args::Args;
+use crate::sys;
+use cx::{Cx, Op, Res, Why};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
-/// `semantics`: not there yet.
-pub fn run(_a: &Args) -> i32 {
-    eprintln!("semantics: no checks yet");
-    2
+/// A check: its name and what it does.
+pub type Check = (&'static str, fn(&mut Cx) -> Res);
+
+fn all() -> Vec<Check> {
+    let lists = [
+        basic::CHECKS,
+        ends::CHECKS,
+    ];
+    lists.concat()
+}
+
+/// `semantics [--two] [--accept] [--ring] [--only NAME] [--list] [--secs N]`.
+///
+/// `--two`: the other end is in another process. `--accept`: the end under test accepts.
+/// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes the beginning
+/// of a name.
+pub fn run(a: &Args) -> i32 {
+    let only = a.text("only", "");
+    let checks: Vec<Check> = all().into_iter().filter(|c| c.0.starts_with(&only)).collect();
+    if a.has("list") {
+        checks.iter().for_each(|c| println!("{}", c.0));
+        return 0;
+    }
+    let (mut good, mut bad) = (0, 0);
+    for (name, f) in checks {
+        match apart(f, a) {
+            Ok(()) => {
+                good += 1;
+                println!("PASS {name}");
+            }
+            Err(Why(w)) => {
+                bad += 1;
+                println!("FAIL {name}: {w}");
+            }
+        }
+    }
+    println!("{good} passed, {bad} failed");
+    (bad > 0 || good == 0) as i32
+}
+
+/// Runs one check in a process of its own.
+fn apart(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
+    use std::io::Write;
+    std::io::stdout().flush().map_err(|e| Why(e.to_string()))?;
+    let (rd, wr) = sys::pipe()?;
+    let pid = sys::fork()?;
+    if pid == 0 {
+        sys::end_with_parent();
+        let code = match child(f, a) {
+            Ok(()) => 0,
+            Err(Why(w)) => {
+                let _ = sys::write(wr, w.as_bytes());
+                1
+            }
+        };
+        sys::exit(code);
+    }
+    sys::close(wr)?;
+    let limit = Instant::now() + Duration::from_secs(a.num("secs", 10));
+    let mut hung = false;
+    let status = loop {
+        if let Some(st) = sys::waitpid_now(pid)? {
+            break st;
+        }
+        if Instant::now() >= limit {
+            hung = true;
+            sys::kill(pid, libc::SIGKILL)?;
+            break sys::waitpid(pid)?;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    };
+    let mut text = [0; 4096];
+    // A grandchild may still hold the pipe, so nothing waits for its end here.
+    sys::nonblock(rd, true)?;
+    let n = sys::read(rd, &mut text).unwrap_or(0);
+    sys::close(rd)?;
+    let said = String::from_utf8_lossy(&text[..n]).into_owned();
+    if hung {
+        Err(Why(format!("hung {said}")))
+    } else if libc::WIFSIGNALED(status) {
+        Err(Why(format!("killed by signal {} {said}", libc::WTERMSIG(status))))
+    } else if status != 0 || n > 0 {
+        Err(Why(if n > 0 { said } else { format!("exit code {}", libc::WEXITSTATUS(status)) }))
+    } else {
+        Ok(())
+    }
+}
+
+fn child(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
+    let (mine, its): (RawFd, RawFd) = sys::socketpair()?;
+    let mut pid = 0;
+    if a.has("two") {
+        pid = sys::fork()?;
+        if pid == 0 {
+            sys::end_with_parent();
+            sys::close(mine)?;
+            cx::puppet(its);
+            sys::exit(0);
+        }
+        sys::close(its)?;
+    } else {
+        std::thread::spawn(move || cx::puppet(its));
+    }
+    let mut cx = Cx::new(mine, a.has("accept"), a.has("ring"))?;
+    f(&mut cx)?;
+    cx.wait()?;
+    cx.tell(Op::Quit, 0, 0, 0)?;
+    if pid > 0 {
+        let st = sys::waitpid(pid)?;
+        crate::same!(st, 0, "the peer process ended with status");
+    }
+    Ok(())
 }

@@ -1,0 +1,288 @@
+//! How connections end: half-close, clean close, reset, and what `poll` says then.
+
+use super::cx::{Cx, Op, Res};
+use super::Check;
+use crate::{ensure, more, same, sys, util};
+use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_ERROR};
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("half-close-mine-first", half_mine),
+    ("half-close-peer-first", half_peer),
+    ("half-close-with-data", half_with_data),
+    ("shutdown-rd", shutdown_rd),
+    ("shutdown-rdwr", shutdown_rdwr),
+    ("shutdown-twice", shutdown_twice),
+    ("eof-clean", eof_clean),
+    ("eof-wakes-recv", eof_wakes),
+    ("eof-poll-bits", eof_bits),
+    ("epipe-after-close", epipe_after_close),
+    ("sigpipe", sigpipe),
+    ("reset-unread", reset_unread),
+    ("reset-unread-poll", reset_unread_poll),
+    ("reset-after-data", reset_after_data),
+    ("reset-wakes-recv", reset_wakes_recv),
+    ("reset-wakes-send", reset_wakes_send),
+    ("reset-by-me", reset_by_me),
+    ("linger-0", linger_0),
+    ("linger-0-mine", linger_0_mine),
+    ("close-with-pending", close_pending),
+    ("shutdown-with-pending", shutdown_pending),
+    ("bad-fd-after-close", bad_fd),
+];
+
+const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
+
+fn half_mine(cx: &mut Cx) -> Res {
+    cx.send(1000)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 1000, "bytes before the end");
+    cx.post(Op::Send, 200_000, 0, 0)?;
+    cx.recv(200_000)?;
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send after shutdown");
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    Ok(())
+}
+
+fn half_peer(cx: &mut Cx) -> Res {
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    for _ in 0..3 {
+        same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    }
+    cx.post(Op::Recv, 200_000, 0, 0)?;
+    cx.send(200_000)?;
+    same!(cx.wait()?, 200_000, "bytes after the peer's end");
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes after close");
+    Ok(())
+}
+
+fn half_with_data(cx: &mut Cx) -> Res {
+    cx.post(Op::Send, 100_000, 0, 0)?;
+    cx.post(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    util::pause_ms(50);
+    cx.recv(100_000)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    Ok(())
+}
+
+fn shutdown_rd(cx: &mut Cx) -> Res {
+    sys::shutdown(cx.fd, SHUT_RD)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read after SHUT_RD");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL, "poll after SHUT_RD");
+    cx.send(100)?;
+    same!(cx.tell(Op::Recv, 100, 0, 0)?, 100, "bytes that still go out");
+    // The kernel's TCP still takes what comes in.
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    cx.recv(10)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read at last");
+    Ok(())
+}
+
+fn shutdown_rdwr(cx: &mut Cx) -> Res {
+    cx.send(10)?;
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL | POLLHUP, "poll");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 10, "bytes before the end");
+    Ok(())
+}
+
+fn shutdown_twice(cx: &mut Cx) -> Res {
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes before the end");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.recv(10)?;
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    Ok(())
+}
+
+fn eof_clean(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.recv(5000)?;
+    for _ in 0..3 {
+        same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    }
+    same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR)?, 0, "SO_ERROR");
+    Ok(())
+}
+
+fn eof_wakes(cx: &mut Cx) -> Res {
+    cx.post(Op::Sleep, 50_000, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "a read that waits for the end");
+    Ok(())
+}
+
+fn eof_bits(cx: &mut Cx) -> Res {
+    same!(sys::poll1(cx.fd, ALL, 0)?, POLLOUT, "poll of an idle connection");
+    cx.post(Op::Sleep, 30_000, 0, 0)?;
+    cx.post(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    same!(sys::poll1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll for POLLRDHUP alone");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL, "poll after the peer's end");
+    same!(sys::poll1(cx.fd, 0, 20)?, 0, "poll for nothing");
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    same!(sys::poll1(cx.fd, 0, 2000)?, POLLHUP, "poll for nothing after both ends");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL | POLLHUP, "poll after both ends");
+    Ok(())
+}
+
+/// Sends until that fails: the error, or 0.
+fn send_until_error(cx: &Cx, flags: i32) -> i32 {
+    for _ in 0..2000 {
+        if let Err(e) = sys::send(cx.fd, &[1], flags) {
+            return e;
+        }
+        util::pause_ms(1);
+    }
+    0
+}
+
+fn epipe_after_close(cx: &mut Cx) -> Res {
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    more::count_signal(libc::SIGPIPE, 0)?;
+    same!(send_until_error(cx, MSG_NOSIGNAL), EPIPE, "send to a peer that has closed");
+    same!(more::signals(), 0, "SIGPIPE with MSG_NOSIGNAL");
+    same!(sys::write(cx.fd, &[1]), Err(EPIPE), "write once more");
+    same!(more::signals(), 1, "SIGPIPE");
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read at last");
+    Ok(())
+}
+
+fn sigpipe(cx: &mut Cx) -> Res {
+    more::count_signal(libc::SIGPIPE, 0)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send with MSG_NOSIGNAL");
+    same!(more::signals(), 0, "SIGPIPE with MSG_NOSIGNAL");
+    same!(sys::write(cx.fd, &[1]), Err(EPIPE), "write");
+    same!(more::signals(), 1, "SIGPIPE of write");
+    same!(sys::writev(cx.fd, &[1], 1), Err(EPIPE), "writev");
+    same!(more::signals(), 2, "SIGPIPE of writev");
+    same!(sys::sendmsg(cx.fd, &[1], 1, 0), Err(EPIPE), "sendmsg");
+    same!(more::signals(), 3, "SIGPIPE of sendmsg");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes before the end");
+    Ok(())
+}
+
+/// Lets the peer close while it has unread data.
+fn make_reset(cx: &mut Cx) -> Res {
+    cx.send(1000)?;
+    same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
+    cx.tell(Op::Close, 0, 0, 0)?;
+    Ok(())
+}
+
+fn reset_unread(cx: &mut Cx) -> Res {
+    make_reset(cx)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read after a reset");
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "the second read");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send after that");
+    Ok(())
+}
+
+fn reset_unread_poll(cx: &mut Cx) -> Res {
+    make_reset(cx)?;
+    same!(sys::poll1(cx.fd, POLLIN, 2000)? & POLLERR, POLLERR, "POLLERR");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL | POLLERR | POLLHUP, "poll after a reset");
+    same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR)?, ECONNRESET, "SO_ERROR");
+    same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR)?, 0, "SO_ERROR again");
+    same!(sys::poll1(cx.fd, ALL, 0)?, ALL | POLLHUP, "poll when the error was fetched");
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read after that");
+    Ok(())
+}
+
+fn reset_after_data(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 500, 0, 0)?;
+    cx.arrive(500)?;
+    make_reset(cx)?;
+    same!(sys::poll1(cx.fd, POLLERR, 2000)? & POLLERR, POLLERR, "POLLERR");
+    cx.recv(500)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read after the data");
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "the second read");
+    Ok(())
+}
+
+fn reset_wakes_recv(cx: &mut Cx) -> Res {
+    cx.post(Op::Sleep, 50_000, 0, 0)?;
+    cx.post(Op::Linger, 0, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "a read that waits");
+    Ok(())
+}
+
+fn reset_wakes_send(cx: &mut Cx) -> Res {
+    cx.fill(4096)?;
+    cx.post(Op::Sleep, 50_000, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    let b = vec![1; 64 << 20];
+    let r = sys::send(cx.fd, &b, MSG_NOSIGNAL);
+    let e = match r {
+        Ok(_) => sys::send(cx.fd, &b, MSG_NOSIGNAL).err().unwrap_or(0),
+        Err(e) => e,
+    };
+    ensure!(e == ECONNRESET || e == EPIPE, "a send that waits: {r:?}, {}", sys::strerror(e));
+    Ok(())
+}
+
+fn reset_by_me(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    sys::close(cx.fd)?;
+    cx.post(Op::Drain, 0, 0, 0)?;
+    same!(cx.answer()?, Err(ECONNRESET), "what the peer reads");
+    Ok(())
+}
+
+fn linger_0(cx: &mut Cx) -> Res {
+    cx.tell(Op::Linger, 0, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send");
+    Ok(())
+}
+
+fn linger_0_mine(cx: &mut Cx) -> Res {
+    sys::set_linger(cx.fd, true, 0)?;
+    sys::close(cx.fd)?;
+    cx.post(Op::Drain, 0, 0, 0)?;
+    same!(cx.answer()?, Err(ECONNRESET), "what the peer reads");
+    Ok(())
+}
+
+fn close_pending(cx: &mut Cx) -> Res {
+    let n = cx.fill(5000)?;
+    sys::close(cx.fd)?;
+    util::pause_ms(50);
+    same!(cx.tell(Op::SlowRecv, n as u64, 65_536, 100)?, n as u64, "bytes before close");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes after that");
+    Ok(())
+}
+
+fn shutdown_pending(cx: &mut Cx) -> Res {
+    let n = cx.fill(5000)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    util::pause_ms(30);
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, n as u64, "bytes before the end");
+    cx.post(Op::Send, 1000, 0, 0)?;
+    cx.recv(1000)?;
+    Ok(())
+}
+
+fn bad_fd(cx: &mut Cx) -> Res {
+    sys::close(cx.fd)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(libc::EBADF), "read");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::EBADF), "send");
+    same!(sys::poll1(cx.fd, POLLIN, 100)?, libc::POLLNVAL, "poll");
+    same!(sys::shutdown(cx.fd, SHUT_WR), Err(libc::EBADF), "shutdown");
+    same!(sys::close(cx.fd), Err(libc::EBADF), "close");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads");
+    Ok(())
+}
