@@ -11,11 +11,8 @@ use std::time::Duration;
 const SERVER: &str = "echo-server --style epoll-lt";
 const CLIENT: &str = "echo-client --conns 3 --rounds 8000 --max 16k";
 
-/// Both ends with a wrong setting: the default holds, so rings are used, and the log names it.
-#[track_caller]
-fn is_named_and_ignored(name: &str, value: &str) {
-    let _one = one_at_a_time();
-    let place = Place::new("settings");
+/// Runs a pair whose both ends have one more setting.
+fn pair_with(place: &Place, name: &str, value: &str) -> (Ended, Ended) {
     let start = |line: &str| {
         let mut cmd = plain_command(app());
         cmd.args(words(line));
@@ -23,7 +20,7 @@ fn is_named_and_ignored(name: &str, value: &str) {
             place.preload(&mut cmd);
             cmd.env(name, value);
         }
-        Proc::start(&place, cmd)
+        Proc::start(place, cmd)
     };
     let mut server = start(SERVER);
     let port = server.port();
@@ -31,43 +28,63 @@ fn is_named_and_ignored(name: &str, value: &str) {
     let server = server.stop();
     client.assert_ok(name);
     server.assert_ok(name);
+    (server, client)
+}
+
+/// Both ends with a wrong setting: the default holds, so rings are used, and the log says what is
+/// wrong.
+#[track_caller]
+fn is_named_and_ignored(name: &str, value: &str, named: &str) {
+    let _one = one_at_a_time();
+    let place = Place::new("settings");
+    let (server, client) = pair_with(&place, name, value);
     if dry() {
         return;
     }
     client.report(name).assert_rings(name);
     server.report(name).assert_rings(name);
-    let log = place.log() + &client.err;
-    assert!(log.contains(name), "the log does not name {name}: {log:?}");
+    let log = place.log();
+    assert!(log.contains(named), "the log does not name {named}: {log:?}");
+    let lines = log.lines().count();
+    assert!(lines <= 4, "{lines} lines of log for one wrong setting of two processes: {log}");
 }
 
 #[test]
 fn a_spin_time_that_is_no_number() {
-    is_named_and_ignored("RINGSOCK_SPIN_US", "banana");
+    is_named_and_ignored("RINGSOCK_SPIN_US", "banana", "RINGSOCK_SPIN_US");
 }
 
 #[test]
 fn a_ring_size_that_is_no_power_of_two() {
-    is_named_and_ignored("RINGSOCK_RING_BYTES", "5000");
+    is_named_and_ignored("RINGSOCK_RING_BYTES", "5000", "RINGSOCK_RING_BYTES");
 }
 
 #[test]
 fn links_that_do_not_exist() {
-    is_named_and_ignored("RINGSOCK_LINKS", "pigeon");
+    is_named_and_ignored("RINGSOCK_LINKS", "pigeon", "RINGSOCK_LINKS");
 }
 
+/// A list of peers that cannot be understood lets in nobody, not everybody.
 #[test]
 fn peers_that_do_not_exist() {
-    is_named_and_ignored("RINGSOCK_PEERS", "no-such-user-here");
+    let _one = one_at_a_time();
+    let place = Place::new("settings");
+    let (server, client) = pair_with(&place, "RINGSOCK_PEERS", "no-such-user-here");
+    if !dry() {
+        client.report(CLIENT).assert_tcp(CLIENT);
+        server.report(SERVER).assert_tcp(SERVER);
+        assert!(place.log().contains("RINGSOCK_PEERS"), "{}", place.log());
+    }
 }
 
 #[test]
 fn rules_that_are_not_there() {
-    is_named_and_ignored("RINGSOCK_RULES", "/nonexistent/rules");
+    is_named_and_ignored("RINGSOCK_RULES", "/nonexistent/rules", "/nonexistent/rules");
 }
 
 #[test]
 fn rules_that_are_a_folder() {
-    is_named_and_ignored("RINGSOCK_RULES", "/");
+    is_named_and_ignored("RINGSOCK_RULES", "/", "rules file");
 }
 
 #[test]
@@ -95,17 +112,17 @@ fn a_report_that_cannot_be_written() {
     }
 }
 
-#[test]
-fn rules_that_deny() {
+/// The server's rules deny; the connections stay on TCP, at both ends.
+#[track_caller]
+fn denied(rules: &str, must_report: bool) {
     let _one = one_at_a_time();
     let place = Place::new("settings");
-    let rules = place.path("rules");
-    std::fs::write(&rules, "# nothing of this program\nprogram rs-app\ndeny\n").expect("rules");
+    std::fs::write(place.path("rules"), rules).expect("rules");
     let mut cmd = plain_command(app());
     cmd.args(words(SERVER));
     if !dry() {
         place.preload(&mut cmd);
-        cmd.env("RINGSOCK_RULES", &rules);
+        cmd.env("RINGSOCK_RULES", place.path("rules"));
     }
     let mut server = Proc::start(&place, cmd);
     let port = server.port();
@@ -113,9 +130,37 @@ fn rules_that_deny() {
     let server = server.stop();
     client.assert_ok(CLIENT);
     server.assert_ok(SERVER);
+    if dry() {
+        return;
+    }
+    client.report(CLIENT).assert_tcp(CLIENT);
+    match &server.report {
+        Some(r) => r.assert_tcp(SERVER),
+        None => assert!(!must_report, "no report of the server"),
+    }
+}
+
+#[test]
+fn rules_that_deny_connections() {
+    denied("program rs-app\nallow peer 10.0.0.0/8\ndeny peer 127.0.0.0/8\n", true);
+}
+
+/// Of a program that is denied altogether the library keeps out: it need not even report.
+#[test]
+fn rules_that_deny_a_program() {
+    denied("# nothing of this program\nprogram rs-app\ndeny\n", false);
+}
+
+#[test]
+fn rules_that_deny_another_program() {
+    let _one = one_at_a_time();
+    let place = Place::new("settings");
+    let rules = place.path("rules");
+    std::fs::write(&rules, "program nginx\ndeny\nprogram *\nallow\n").expect("rules");
+    let (server, client) = pair_with(&place, "RINGSOCK_RULES", &rules.to_string_lossy());
     if !dry() {
-        client.report(CLIENT).assert_tcp(CLIENT);
-        server.report(SERVER).assert_tcp(SERVER);
+        client.report(CLIENT).assert_rings(CLIENT);
+        server.report(SERVER).assert_rings(SERVER);
     }
 }
 

@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 /// Share of the bytes between two preloaded processes that must have gone over rings.
 pub const WANTED_SHARE: f64 = 0.99;
 
+/// What one direction of a connection at full speed may send by TCP before its upgrade: the kernel's
+/// socket buffers are filled within a millisecond, and what is in them has left by TCP.
+pub const BULK_HEAD: u64 = 24 << 20;
+
 /// The folder of the build's artifacts: where this test's own executable lies, one up.
 pub fn artifacts() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
@@ -200,6 +204,23 @@ impl Report {
         assert!(t.share() >= WANTED_SHARE, "{who}: {:.2} % of the bytes on rings: {t:?}", t.share() * 100.0);
     }
 
+    /// As `assert_rings`, not counting what filled the kernel's buffers at the beginning.
+    #[track_caller]
+    pub fn assert_bulk_rings(&self, who: &str) {
+        let t = self.totals();
+        let head = BULK_HEAD * t.connections;
+        let few = |tcp: u64, all: u64| tcp <= head + all / 100;
+        assert!(few(t.tx_tcp, t.tx()) && few(t.rx_tcp, t.rx()), "{who}: too many bytes by TCP: {t:?}");
+        assert!(t.tx_ring + t.rx_ring > 0 && t.upgraded == t.connections, "{who}: {t:?}");
+    }
+
+    /// Exactly so many bytes were sent and received.
+    #[track_caller]
+    pub fn assert_bytes(&self, (tx, rx): (u64, u64), who: &str) {
+        let t = self.totals();
+        assert_eq!((t.tx(), t.rx()), (tx, rx), "{who} reports other bytes sent and received than there were: {t:?}");
+    }
+
     /// There was traffic, and none of it went over rings.
     #[track_caller]
     pub fn assert_tcp(&self, who: &str) {
@@ -214,6 +235,8 @@ impl Report {
 pub struct Ended {
     /// Exit status; `None` if it was ended by a signal.
     pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
     /// Its output.
     pub out: String,
     /// Its error output.
@@ -226,7 +249,8 @@ impl Ended {
     /// It ended with status 0.
     #[track_caller]
     pub fn assert_ok(&self, who: &str) {
-        assert_eq!(self.code, Some(0), "{who}:\n{}{}", self.out, self.err);
+        let Ended { code, signal, out, err, .. } = self;
+        assert_eq!(*code, Some(0), "{who}: ended by signal {signal:?}:\n{out}{err}");
         assert!(!self.out.contains("BAD"), "{who}: {}", self.out);
     }
 
@@ -310,7 +334,14 @@ impl<'a> Proc<'a> {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 let read = |p: &Path| String::from_utf8_lossy(&std::fs::read(p).unwrap_or_default()).into_owned();
                 let report = self.place.report(self.child.id());
-                return Ok(Ended { code: status.code(), out: read(&self.out), err: read(&self.err), report });
+                use std::os::unix::process::ExitStatusExt;
+                return Ok(Ended {
+                    code: status.code(),
+                    signal: status.signal(),
+                    out: read(&self.out),
+                    err: read(&self.err),
+                    report,
+                });
             }
             if Instant::now() > until {
                 let stacks = stacks(self.pid());
@@ -408,6 +439,34 @@ pub fn start_client<'a>(place: &'a Place, side: &Side, line: &str, port: u16) ->
     let mut w = words(line);
     w.extend(["--port", &port]);
     start_app(place, side, &w)
+}
+
+/// How many bytes a client has sent and received, by what it was told to do and what it printed.
+pub fn expected_bytes(line: &str, out: &str) -> (u64, u64) {
+    let printed = |key: &str| -> Option<u64> {
+        let at = out.split_whitespace().find_map(|w| w.strip_prefix(key)?.strip_prefix('='))?;
+        at.parse().ok()
+    };
+    let option = |key: &str, default: u64| -> u64 {
+        let Some(v) = line.split(&format!("--{key} ")).nth(1).and_then(|r| r.split(' ').next()) else { return default };
+        match v.strip_suffix('m') {
+            Some(n) => n.parse::<u64>().expect("a number") << 20,
+            None => v.parse().expect("a number"),
+        }
+    };
+    let size = printed("size").unwrap_or(0);
+    if let Some(n) = printed("echoed") {
+        (n, n)
+    } else if let Some(n) = printed("rounds") {
+        (n * size, n * size)
+    } else if let Some(n) = printed("messages") {
+        (n * size, 16)
+    } else {
+        // soak: each connection begins with its number.
+        let (n, bytes) = (option("conns", 1), option("bytes", 0));
+        assert!(bytes > 0, "nothing is known of the bytes of `{line}`: {out}");
+        (n * (bytes + 8), n * bytes)
+    }
 }
 
 /// A server and a client from beginning to end; the server gets SIGTERM where it does not end by
