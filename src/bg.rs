@@ -124,6 +124,11 @@ struct Look {
     /// Listening socket, or -1.
     listener: c_int,
     dials: u32,
+    /// The peer is found; a moment is awaited in which no thread is inside the kernel with it. With the
+    /// peer's proposal, if it was the peer that proposed.
+    found: Option<(&'static Link, Option<Msg>)>,
+    /// How often that moment was looked for.
+    busy: u32,
     /// When to do the next thing.
     at: i64,
     until: i64,
@@ -159,7 +164,6 @@ struct Bg {
     unsent: HashMap<usize, VecDeque<(Msg, c_int)>>,
     /// Connections of a process whose link is being made: it is to be asked about them then.
     ask_later: Vec<([u8; 16], Tuple)>,
-    retry: Vec<(&'static Conn, u32, i64)>,
 }
 
 fn key(l: &Link) -> usize {
@@ -187,7 +191,6 @@ impl Bg {
             retired: Vec::new(),
             unsent: HashMap::new(),
             ask_later: Vec::new(),
-            retry: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         Some(bg)
@@ -243,9 +246,6 @@ impl Bg {
         }
         for c in self.callers.values() {
             at = at.min(c.until);
-        }
-        for r in &self.retry {
-            at = at.min(r.2);
         }
         if !self.dead.is_empty() {
             at = at.min(now_ns() + 20 * MS);
@@ -344,7 +344,7 @@ impl Bg {
         }
         conn.why(Why::Looking);
         let now = now_ns();
-        let mut look = Look { conn, gen, listener: -1, dials: 0, at: now, until: now + LISTEN_NS };
+        let mut look = Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS };
         if connector {
             let mut told = false;
             let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
@@ -375,14 +375,6 @@ impl Bg {
         for fd in late {
             self.hang_up(fd);
         }
-        if !self.retry.is_empty() {
-            let due: Vec<_> = self.retry.extract_if(.., |r| r.2 <= now).collect();
-            for (c, gen, _) in due {
-                if c.gen.load(Relaxed) == gen {
-                    self.look(c);
-                }
-            }
-        }
         for l in self.dead.extract_if(.., |l| l.retire()) {
             self.retired.push(l);
         }
@@ -396,6 +388,13 @@ impl Bg {
         let conn = look.conn;
         if conn.gen.load(Relaxed) != look.gen || conn.phase() != Phase::Raw {
             self.drop_look(t);
+            return;
+        }
+        if let Some((l, proposal)) = look.found.take() {
+            match proposal {
+                Some(m) => self.on_propose(l, &m),
+                None => self.propose(l, t),
+            }
             return;
         }
         if conn.connector.load(Relaxed) {
@@ -787,14 +786,8 @@ impl Bg {
                 }
             }
             Err(None) => {
-                // A thread is inside the kernel with it: again in a moment.
-                if let Some(k) = self.looks.get_mut(&t) {
-                    k.at = now_ns() + 2 * MS;
-                    k.dials += 1;
-                }
-                self.asked.insert(t, (l, now_ns()));
-                if let Some(k) = self.drop_look(t) {
-                    self.retry.push((k.conn, k.gen, now_ns() + 2 * MS));
+                if !self.wait_for_calm(t, l, None) {
+                    self.drop_look(t);
                 }
             }
             Err(Some(why)) => self.fail_look(t, why),
@@ -822,9 +815,9 @@ impl Bg {
                 self.stir(conn);
             }
             Err(None) => {
-                reject(self, Why::Looking);
-                if let Some(k) = self.drop_look(m.tuple) {
-                    self.retry.push((k.conn, k.gen, now_ns() + 3 * MS));
+                if !self.wait_for_calm(m.tuple, l, Some(*m)) {
+                    reject(self, Why::Looking);
+                    self.drop_look(m.tuple);
                 }
             }
             Err(Some(why)) => {
@@ -834,22 +827,45 @@ impl Bg {
         }
     }
 
+    /// A thread is inside the kernel with the connection: tries again in a moment, a bounded number of
+    /// times. False: that was the last; the connection's next calls will have it looked for anew.
+    fn wait_for_calm(&mut self, t: Tuple, l: &'static Link, proposal: Option<Msg>) -> bool {
+        const TRIES: u32 = 64;
+        let Some(k) = self.looks.get_mut(&t) else { return false };
+        k.busy += 1;
+        if k.busy > TRIES {
+            k.conn.hold.store(false, SeqCst);
+            k.conn.notify();
+            return false;
+        }
+        k.found = Some((l, proposal));
+        k.at = now_ns() + MS / 2 * i64::from(1 + k.busy / 16);
+        true
+    }
+
     /// Makes a connection ours and starts to look for its mark. `Err(None)`: not now.
     fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Option<Why>> {
         let mut b = conn.lock_both();
         let fd = conn.fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 {
-            return Err(None);
+            return Err(Some(Why::Refused));
         }
         if conn.procs.load(SeqCst) != 1 {
             return Err(Some(Why::Shared));
         }
-        conn.set_phase(Phase::Managed);
         // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
-        if conn.rx_inflight.load(SeqCst) > 0 || conn.tx_inflight.load(SeqCst) > 0 {
-            conn.set_phase(Phase::Raw);
+        let busy = || conn.rx_inflight.load(SeqCst) > 0 || conn.tx_inflight.load(SeqCst) > 0;
+        if busy() {
+            conn.hold.store(true, SeqCst);
             return Err(None);
         }
+        conn.set_phase(Phase::Managed);
+        if busy() {
+            conn.set_phase(Phase::Raw);
+            conn.hold.store(true, SeqCst);
+            return Err(None);
+        }
+        conn.hold.store(false, SeqCst);
         let r = prepare(&mut b, conn, l, fd);
         match r {
             Ok(ok) => {

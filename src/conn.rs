@@ -100,6 +100,8 @@ pub struct Conn {
     pub linger0: AtomicBool,
     /// The peer has our nonce and waits for its mark.
     pub confirmed: AtomicBool,
+    /// Calls that may wait are to stay out of the kernel for a moment.
+    pub hold: AtomicBool,
     /// The program ended its direction before the peer's nonce was known: we never write a mark.
     pub unconfirmable: AtomicBool,
     /// The peer was looked for in vain once.
@@ -263,7 +265,7 @@ impl Conn {
         for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.submitted] {
             *b.get_mut() = false;
         }
-        for b in [&mut self.nospace, &mut self.linger0, &mut self.confirmed, &mut self.lingering, &mut self.looked_twice, &mut self.unconfirmable] {
+        for b in [&mut self.nospace, &mut self.linger0, &mut self.confirmed, &mut self.lingering, &mut self.looked_twice, &mut self.unconfirmable, &mut self.hold] {
             *b.get_mut() = false;
         }
         for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot] {
@@ -486,9 +488,11 @@ impl Conn {
                 let cap_known = crate::config::get().ring_max;
                 let ring = tx.ring();
                 let nospace = self.nospace.load(Relaxed);
-                let room = ring.space(1).unwrap_or(1);
                 if !nospace {
-                    return room > 0 || ring.can_grow(cap_known);
+                    return ring.space(1).unwrap_or(1) > 0 || ring.can_grow(cap_known);
+                }
+                if ring.refresh().is_err() {
+                    return true;
                 }
                 let ok = ring.consumed >= ring.goal();
                 if ok {

@@ -63,6 +63,15 @@ struct Bufs<'a> {
 }
 
 impl<'a> Bufs<'a> {
+    /// What a call returns that ends so: what was transferred before goes first.
+    fn outcome(&self, o: Outcome) -> Outcome {
+        match o {
+            _ if self.skip == 0 => o,
+            Outcome::Done(n) => Outcome::Done(n + self.skip as isize),
+            _ => Outcome::Done(self.skip as isize),
+        }
+    }
+
     fn len(&self) -> usize {
         self.iov.iter().map(|v| v.iov_len).sum::<usize>() - self.skip
     }
@@ -126,21 +135,21 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// # Safety
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
+    let mut b = Bufs { iov, skip: 0 };
     loop {
-        let Some(conn) = live(fd, flags) else { return Outcome::Bypass };
+        let Some(conn) = live(fd, flags) else { return b.outcome(Outcome::Bypass) };
         if flags & libc::MSG_OOB != 0 {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
         }
-        let bufs = Bufs { iov, skip: 0 };
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let step = match conn.phase() {
-            Phase::Raw => recv_raw(fd, conn, bufs, msg, flags),
-            _ => recv_managed(fd, conn, bufs, msg, flags),
+            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags),
+            _ => recv_managed(fd, conn, &mut b, msg, flags),
         };
         if let Step::Return(o) = step {
-            return o;
+            return b.outcome(o);
         }
     }
 }
@@ -149,41 +158,62 @@ fn waits(conn: &Conn, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
 }
 
-fn recv_raw(fd: c_int, conn: &'static Conn, mut b: Bufs, mut msg: Option<&mut msghdr>, flags: c_int) -> Step {
-    let total = b.len();
+fn recv_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, mut msg: Option<&mut msghdr>, flags: c_int) -> Step {
     let may_wait = waits(conn, flags);
     note_call(conn, may_wait);
     loop {
+        if may_wait {
+            stand_back(conn);
+        }
         conn.rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-            conn.rx_inflight.fetch_sub(1, SeqCst);
-            return if b.skip > 0 { Step::Return(Outcome::Done(b.skip as isize)) } else { Step::Again };
+            leave_kernel(conn, &conn.rx_inflight);
+            return Step::Again;
         }
-        let r = kernel_msg(libc::SYS_recvmsg, fd, b, usize::MAX, msg.as_deref_mut(), flags | libc::MSG_DONTWAIT);
+        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), flags | libc::MSG_DONTWAIT);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
                 conn.rx_tcp.fetch_add(n as u64, Relaxed);
                 conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
             }
         }
-        conn.rx_inflight.fetch_sub(1, SeqCst);
+        leave_kernel(conn, &conn.rx_inflight);
         match r {
             Ok(n) => {
-                b.skip += n;
                 note_bytes(conn, n);
                 let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
-                if n == 0 || !more || b.skip >= total {
-                    return Step::Return(Outcome::Done(b.skip as isize));
+                if n == 0 || !more || n >= b.len() {
+                    return Step::Return(Outcome::Done(n as isize));
                 }
+                b.skip += n;
             }
             Err(libc::EAGAIN) if may_wait => {
                 if let Err(e) = peek_wait(fd, conn) {
-                    return Step::Return(if b.skip > 0 { Outcome::Done(b.skip as isize) } else { Outcome::Fail(e) });
+                    return Step::Return(Outcome::Fail(e));
                 }
             }
-            Err(e) => {
-                return Step::Return(if b.skip > 0 { Outcome::Done(b.skip as isize) } else { Outcome::Fail(e) });
-            }
+            Err(e) => return Step::Return(Outcome::Fail(e)),
+        }
+    }
+}
+
+/// A thread is inside the kernel no more with a call that is counted.
+fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
+    if inside.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
+        // The mark may have been waiting for us.
+        conn.ask(ask::PUMP);
+    }
+}
+
+/// The background thread waits for a moment in which no thread is inside the kernel with this
+/// connection: a call that may wait anyway lets it have that moment.
+fn stand_back(conn: &Conn) {
+    if conn.hold.load(SeqCst) {
+        let epoch = conn.epoch.load(SeqCst);
+        if conn.hold.load(SeqCst) {
+            conn.fut_rx.fetch_add(1, SeqCst);
+            let _ = futex_wait(&conn.epoch, epoch, 5_000_000);
+            conn.fut_rx.fetch_sub(1, SeqCst);
         }
     }
 }
@@ -332,59 +362,46 @@ fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take
     }
 }
 
-fn recv_managed(fd: c_int, conn: &'static Conn, mut b: Bufs, msg: Option<&mut msghdr>, flags: c_int) -> Step {
+fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut msghdr>, flags: c_int) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
-    let total = b.len();
     let may_wait = waits(conn, flags);
+    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
     let timeout = conn.rcvtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
-    let done = |n: usize, msg: Option<&mut msghdr>| {
-        if let Some(m) = msg {
-            m.msg_namelen = 0;
-            m.msg_controllen = 0;
-            m.msg_flags = 0;
-        }
-        Step::Return(Outcome::Done(n as isize))
-    };
-    if total == 0 {
-        return done(0, msg);
+    if let Some(m) = msg {
+        m.msg_namelen = 0;
+        m.msg_controllen = 0;
+        m.msg_flags = 0;
+    }
+    if b.len() == 0 {
+        return Step::Return(Outcome::Done(0));
     }
     loop {
-        match take(fd, conn, b, flags) {
+        match take(fd, conn, *b, flags) {
             Take::Got(n) => {
                 conn.tell_peer(WANT_TX, FUTEX_TX);
-                b.skip += n;
-                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
-                if !more || b.skip >= total {
-                    return done(b.skip, msg);
+                if !all || n >= b.len() {
+                    return Step::Return(Outcome::Done(n as isize));
                 }
+                b.skip += n;
             }
-            Take::End => return done(b.skip, msg),
-            Take::Error(_) | Take::Gone if b.skip > 0 => return done(b.skip, msg),
+            Take::End => return Step::Return(Outcome::Done(0)),
             Take::Error(e) => return Step::Return(Outcome::Fail(e)),
             Take::Gone => return Step::Again,
-            Take::Empty => {
-                if !may_wait {
-                    if b.skip > 0 {
-                        return done(b.skip, msg);
-                    }
-                    if !looked {
-                        looked = true;
-                        pump::quick(conn);
-                        continue;
-                    }
-                    return Step::Return(Outcome::Fail(libc::EAGAIN));
-                }
-                match wait(fd, conn, false, deadline) {
-                    Ok(()) => {}
-                    Err(_) if b.skip > 0 => return done(b.skip, msg),
-                    Err(e) => return Step::Return(Outcome::Fail(e)),
+            Take::Empty if may_wait => {
+                if let Err(e) = wait(fd, conn, false, deadline) {
+                    return Step::Return(Outcome::Fail(e));
                 }
             }
+            Take::Empty if !looked => {
+                looked = true;
+                pump::quick(conn);
+            }
+            Take::Empty => return Step::Return(Outcome::Fail(libc::EAGAIN)),
         }
     }
 }
@@ -500,49 +517,57 @@ fn look(conn: &Conn, calls: u32) {
 /// # Safety
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
+    let mut b = Bufs { iov, skip: 0 };
     loop {
-        let Some(conn) = live(fd, flags) else { return Outcome::Bypass };
+        let Some(conn) = live(fd, flags) else { return b.outcome(Outcome::Bypass) };
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
         if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
         }
-        let bufs = Bufs { iov, skip: 0 };
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, bufs, flags),
-            _ => send_managed(fd, conn, bufs, flags),
+            Phase::Raw => send_raw(fd, conn, &mut b, flags),
+            _ => send_managed(fd, conn, &mut b, flags),
         };
         if let Step::Return(o) = step {
-            return o;
+            return b.outcome(o);
         }
     }
 }
 
-fn send_raw(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Step {
-    note_call(conn, waits(conn, flags));
-    conn.tx_inflight.fetch_add(1, SeqCst);
-    if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-        leave_send(conn);
-        return Step::Again;
-    }
-    let r = kernel_msg(libc::SYS_sendmsg, fd, b, usize::MAX, None, flags);
-    if let Ok(n) = r {
-        conn.tx_tcp.fetch_add(n as u64, Relaxed);
-        conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
-        note_bytes(conn, n);
-    }
-    leave_send(conn);
-    Step::Return(match r {
-        Ok(n) => Outcome::Done(n as isize),
-        Err(e) => Outcome::Fail(e),
-    })
-}
+/// How much a call that may wait gives the kernel at once: it can be called out after each such piece.
+const RAW_PIECE: usize = 64 << 10;
 
-fn leave_send(conn: &Conn) {
-    if conn.tx_inflight.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
-        // The mark may have been waiting for us.
-        conn.ask(ask::PUMP);
+fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> Step {
+    let may_wait = waits(conn, flags);
+    note_call(conn, may_wait);
+    loop {
+        if may_wait {
+            stand_back(conn);
+        }
+        conn.tx_inflight.fetch_add(1, SeqCst);
+        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
+            leave_kernel(conn, &conn.tx_inflight);
+            return Step::Again;
+        }
+        let left = b.len();
+        let piece = if may_wait { left.min(RAW_PIECE) } else { left };
+        // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
+        let more = if piece < left { libc::MSG_MORE } else { 0 };
+        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more);
+        if let Ok(n) = r {
+            conn.tx_tcp.fetch_add(n as u64, Relaxed);
+            conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+            note_bytes(conn, n);
+        }
+        leave_kernel(conn, &conn.tx_inflight);
+        match r {
+            // A piece that was cut short was cut by a signal or a timeout, which ends the call.
+            Ok(n) if n < left && n == piece => b.skip += n,
+            Ok(n) => return Step::Return(Outcome::Done(n as isize)),
+            Err(e) => return Step::Return(Outcome::Fail(e)),
+        }
     }
 }
 
@@ -630,66 +655,42 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     Put::Sent(n)
 }
 
-fn send_managed(fd: c_int, conn: &'static Conn, mut b: Bufs, flags: c_int) -> Step {
+fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
-    let total = b.len();
     let may_wait = waits(conn, flags);
     let timeout = conn.sndtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
-    if total == 0 {
+    if b.len() == 0 {
         return Step::Return(if conn.has_ended(END_WRSHUT) { broken_pipe(flags) } else { Outcome::Done(0) });
     }
     loop {
-        match put(fd, conn, b, flags) {
+        match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
                 conn.tell_peer(WANT_RX, FUTEX_RX);
-                b.skip += n;
-                if b.skip >= total {
-                    return Step::Return(Outcome::Done(total as isize));
+                if n >= b.len() {
+                    return Step::Return(Outcome::Done(n as isize));
                 }
-            }
-            Put::Gone if b.skip > 0 => {
-                // The rest goes by the path that it has now.
-                // SAFETY: the program's buffers, as it gave them.
-                return rest(b, |iov| unsafe { send(fd, iov, core::ptr::null(), flags) });
+                b.skip += n;
             }
             Put::Gone => return Step::Again,
-            Put::Error(_) if b.skip > 0 => return Step::Return(Outcome::Done(b.skip as isize)),
-            Put::Error(libc::EPIPE) => return Step::Return(broken_pipe(flags)),
+            Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
-            Put::Full => {
-                if !may_wait {
-                    if b.skip > 0 {
-                        return Step::Return(Outcome::Done(b.skip as isize));
-                    }
+            Put::Full if !may_wait => {
+                if b.skip == 0 {
                     ask_for_room(conn);
-                    return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
+                return Step::Return(Outcome::Fail(libc::EAGAIN));
+            }
+            Put::Full => {
                 conn.nospace.store(true, Relaxed);
-                match wait(fd, conn, true, deadline) {
-                    Ok(()) => {}
-                    Err(_) if b.skip > 0 => return Step::Return(Outcome::Done(b.skip as isize)),
-                    Err(e) => return Step::Return(Outcome::Fail(e)),
+                if let Err(e) = wait(fd, conn, true, deadline) {
+                    return Step::Return(Outcome::Fail(e));
                 }
             }
         }
     }
-}
-
-/// Sends what is left and adds what is done.
-fn rest(b: Bufs, send: impl FnOnce(&[iovec]) -> Outcome) -> Step {
-    let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    let mut n = 0;
-    for ((p, len), to) in b.parts().zip(iov.iter_mut()) {
-        *to = iovec { iov_base: p.cast(), iov_len: len };
-        n += 1;
-    }
-    Step::Return(match send(&iov[..n]) {
-        Outcome::Done(more) => Outcome::Done(b.skip as isize + more),
-        _ => Outcome::Done(b.skip as isize),
-    })
 }
 
 /// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.
