@@ -5,6 +5,7 @@
 pub mod cx;
 mod basic;
 mod ends;
+mod waiting;
 
 use crate::args::Args;
 use crate::sys;
@@ -19,6 +20,7 @@ fn all() -> Vec<Check> {
     let lists = [
         basic::CHECKS,
         ends::CHECKS,
+        waiting::CHECKS,
     ];
     lists.concat()
 }

@@ -1,0 +1,595 @@
+//! `poll`, `select` and `epoll`.
+
+use super::basic::ms;
+use super::cx::{Cx, Op, Res, Why};
+use super::Check;
+use crate::{ensure, more, same, sys, util};
+use libc::{EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, POLLOUT};
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("poll-in", poll_in),
+    ("poll-many", poll_many),
+    ("poll-timeout", poll_timeout),
+    ("poll-with-pipe", poll_with_pipe),
+    ("poll-out-after-drain", poll_out),
+    ("select-read-write", select_rw),
+    ("select-timeout", select_timeout),
+    ("epoll-level", level),
+    ("epoll-level-out", |cx| out_after_drain(cx, 0)),
+    ("epoll-edge-out", |cx| out_after_drain(cx, EPOLLET)),
+    ("epoll-edge-first", edge_first),
+    ("epoll-edge-no-second", edge_no_second),
+    ("epoll-edge-new-data", edge_new_data),
+    ("epoll-edge-mod", edge_mod),
+    ("epoll-edge-to-the-end", edge_drain),
+    ("epoll-oneshot", oneshot),
+    ("epoll-rdhup", rdhup),
+    ("epoll-rdhup-edge", rdhup_edge),
+    ("epoll-hup", hup),
+    ("epoll-err", err),
+    ("epoll-exclusive", exclusive),
+    ("epoll-two-sets", two_sets),
+    ("epoll-nested", nested),
+    ("epoll-in-poll", in_poll),
+    ("epoll-many-kinds", many_kinds),
+    ("epoll-round-robin", round_robin),
+    ("epoll-ctl-errors", ctl_errors),
+    ("epoll-close-removes", close_removes),
+    ("epoll-timeout", epoll_timeout),
+    ("epoll-pwait2", pwait2),
+    ("epoll-data", data),
+    ("epoll-added-before-traffic", added_early),
+];
+
+/// An epoll set with the check's fd in it.
+pub fn set(cx: &Cx, events: i32) -> Result<RawFd, Why> {
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, events as u32, 7)?;
+    Ok(ep)
+}
+
+/// The events of the set's only fd, 0 if there are none in time.
+pub fn events(ep: RawFd, ms: i32) -> Result<i32, Why> {
+    let v = sys::epoll_wait(ep, 8, ms)?;
+    ensure!(v.len() <= 1, "{} events of one fd", v.len());
+    ensure!(v.iter().all(|e| e.1 == 7), "wrong data {v:?}");
+    Ok(v.first().map_or(0, |e| e.0 as i32))
+}
+
+fn between(what: &str, took: u64, lo: u64, hi: u64) -> Res {
+    ensure!(took + 1 >= lo && took <= hi, "{what} took {took} ms, not {lo} to {hi}");
+    Ok(())
+}
+
+fn poll_in(cx: &mut Cx) -> Res {
+    same!(sys::poll1(cx.fd, POLLIN, 0)?, 0, "poll of nothing");
+    for _ in 0..5 {
+        cx.later(15, 100)?;
+        same!(sys::poll1(cx.fd, POLLIN, 2000)?, POLLIN, "poll");
+        same!(sys::poll1(cx.fd, POLLIN, 0)?, POLLIN, "poll again");
+        cx.arrive(100)?;
+        cx.recv(60)?;
+        same!(sys::poll1(cx.fd, POLLIN, 0)?, POLLIN, "poll with 40 bytes left");
+        cx.recv(40)?;
+        same!(sys::poll1(cx.fd, POLLIN, 0)?, 0, "poll with nothing left");
+        cx.wait()?;
+    }
+    Ok(())
+}
+
+fn poll_many(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let p = |fd, events| libc::pollfd { fd, events, revents: 77 };
+    let mut v = [p(-1, POLLIN), p(cx.fd, POLLIN | POLLOUT), p(rd, POLLIN), p(wr, POLLOUT), p(cx.fd, POLLIN)];
+    same!(sys::poll(&mut v, 1000)?, 2, "fds that are ready");
+    let got: Vec<i16> = v.iter().map(|x| x.revents).collect();
+    same!(got, vec![0, POLLOUT, 0, POLLOUT, 0], "events");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(sys::poll(&mut v, 1000)?, 3, "fds that are ready then");
+    let got: Vec<i16> = v.iter().map(|x| x.revents).collect();
+    same!(got, vec![0, POLLIN | POLLOUT, 0, POLLOUT, POLLIN], "events then");
+    let mut v = [p(900, POLLIN), p(cx.fd, POLLIN)];
+    same!(sys::poll(&mut v, 1000)?, 2, "with an fd that is not open");
+    same!((v[0].revents, v[1].revents), (libc::POLLNVAL, POLLIN), "events of those");
+    cx.recv(10)
+}
+
+fn poll_timeout(cx: &mut Cx) -> Res {
+    for want in [0, 1, 10, 60, 150] {
+        let t = Instant::now();
+        same!(sys::poll1(cx.fd, POLLIN, want)?, 0, "poll");
+        between("poll", ms(t), want as u64, want as u64 + 30)?;
+        let t = Instant::now();
+        same!(sys::ppoll1(cx.fd, POLLIN, want as i64 * 1000 + 300)?, 0, "ppoll");
+        between("ppoll", ms(t), want as u64, want as u64 + 30)?;
+    }
+    let t = Instant::now();
+    for _ in 0..20 {
+        same!(sys::ppoll1(cx.fd, POLLIN, 200)?, 0, "ppoll of 0.2 ms");
+    }
+    between("20 times ppoll of 0.2 ms", ms(t), 4, 40)
+}
+
+fn poll_with_pipe(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    for i in 0..6 {
+        let t = std::thread::spawn(move || {
+            util::pause_ms(30);
+            if i % 2 == 0 {
+                let _ = sys::write(wr, b"x");
+            }
+        });
+        if i % 2 == 1 {
+            cx.later(30, 1)?;
+        }
+        let p = |fd| libc::pollfd { fd, events: POLLIN, revents: 0 };
+        let mut v = [p(cx.fd), p(rd)];
+        same!(sys::poll(&mut v, 3000)?, 1, "fds that are ready");
+        same!((v[0].revents != 0, v[1].revents != 0), (i % 2 == 1, i % 2 == 0), "which one");
+        t.join().map_err(|_| Why("thread".into()))?;
+        if i % 2 == 0 {
+            sys::read(rd, &mut [0])?;
+        } else {
+            cx.recv(1)?;
+            cx.wait()?;
+        }
+    }
+    Ok(())
+}
+
+fn poll_out(cx: &mut Cx) -> Res {
+    same!(sys::poll1(cx.fd, POLLOUT, 0)?, POLLOUT, "poll of an idle connection");
+    let n = cx.fill(4096)?;
+    same!(sys::poll1(cx.fd, POLLOUT, 30)?, 0, "poll of a full one");
+    cx.post(Op::Sleep, 30_000, 0, 0)?;
+    cx.post(Op::Recv, n as u64, 0, 0)?;
+    same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 3000)?, POLLOUT, "poll while the peer reads");
+    same!(cx.wait()?, n as u64, "bytes that arrived");
+    Ok(())
+}
+
+fn select_rw(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let f = cx.fd;
+    same!(sys::select(&[f, rd], &[f, wr], 1000)?, (vec![], vec![f, wr]), "select");
+    cx.later(20, 10)?;
+    same!(sys::select(&[f, rd], &[], 2000)?, (vec![f], vec![]), "select for reading");
+    cx.wait()?;
+    sys::write(wr, b"x")?;
+    same!(sys::select(&[f, rd], &[f], 2000)?, (vec![f, rd], vec![f]), "select with all");
+    ensure!(sys::pselect_read(f, 100)?, "pselect says no");
+    cx.recv(10)?;
+    let n = cx.fill(4096)?;
+    same!(sys::select(&[f], &[f], 0)?, (vec![], vec![]), "select of a full connection");
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::Recv, n as u64, 0, 0)?;
+    same!(sys::select(&[f], &[f], 2000)?, (vec![], vec![f]), "select while the peer reads");
+    Ok(())
+}
+
+fn select_timeout(cx: &mut Cx) -> Res {
+    for want in [0, 10, 80] {
+        let t = Instant::now();
+        same!(sys::select(&[cx.fd], &[], want)?, (vec![], vec![]), "select");
+        between("select", ms(t), want as u64, want as u64 + 30)?;
+        let t = Instant::now();
+        ensure!(!sys::pselect_read(cx.fd, want)?, "pselect says yes");
+        between("pselect", ms(t), want as u64, want as u64 + 30)?;
+    }
+    Ok(())
+}
+
+fn level(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    same!(events(ep, 0)?, 0, "events of nothing");
+    cx.later(20, 100)?;
+    same!(events(ep, 2000)?, EPOLLIN, "events");
+    cx.arrive(100)?;
+    for _ in 0..3 {
+        same!(events(ep, 1000)?, EPOLLIN, "events until it is read");
+        cx.recv(30)?;
+    }
+    cx.recv(10)?;
+    same!(events(ep, 20)?, 0, "events when it is read");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, (EPOLLIN | EPOLLOUT) as u32, 7)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events with EPOLLOUT");
+    same!(events(ep, 1000)?, EPOLLOUT, "EPOLLOUT again");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, 0, 7)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(events(ep, 20)?, 0, "events with no interest");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, EPOLLIN as u32, 7)?;
+    same!(events(ep, 20)?, EPOLLIN, "events with interest again");
+    cx.recv(10)
+}
+
+fn out_after_drain(cx: &mut Cx, et: i32) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLOUT | et)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events of an idle connection");
+    for _ in 0..3 {
+        let n = cx.fill(4096)?;
+        same!(events(ep, 20)?, 0, "events of a full one");
+        cx.post(Op::Sleep, 20_000, 0, 0)?;
+        cx.post(Op::Recv, n as u64, 0, 0)?;
+        same!(events(ep, 3000)?, EPOLLOUT, "events while the peer reads");
+        same!(cx.wait()?, n as u64, "bytes that arrived");
+        if et == 0 {
+            same!(events(ep, 1000)?, EPOLLOUT, "events when the peer has read");
+        }
+    }
+    Ok(())
+}
+
+fn edge_first(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLIN, "the first event of what is there already");
+    same!(events(ep, 20)?, 0, "a second one");
+    cx.recv(10)?;
+    let ep = set(cx, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "the first event of an idle connection");
+    same!(events(ep, 20)?, 0, "a second one");
+    Ok(())
+}
+
+fn edge_no_second(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    for _ in 0..3 {
+        cx.later(15, 100)?;
+        same!(events(ep, 2000)?, EPOLLIN, "the edge");
+        cx.wait()?;
+        cx.arrive(100)?;
+        same!(events(ep, 30)?, 0, "a second edge without new data");
+        cx.recv(50)?;
+        same!(events(ep, 30)?, 0, "an edge with the rest unread");
+        cx.recv(50)?;
+        same!(events(ep, 30)?, 0, "an edge when all is read");
+    }
+    Ok(())
+}
+
+fn edge_new_data(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    for i in 1..6 {
+        cx.later(15, 10)?;
+        same!(events(ep, 2000)?, EPOLLIN, "the edge of new data behind unread data, round {i}");
+        cx.wait()?;
+        cx.arrive(10 * i)?;
+        same!(events(ep, 20)?, 0, "a second edge, round {i}");
+    }
+    cx.recv(50)
+}
+
+fn edge_mod(cx: &mut Cx) -> Res {
+    let e = EPOLLIN | EPOLLET;
+    let ep = set(cx, e)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(events(ep, 1000)?, EPOLLIN, "the edge");
+    for _ in 0..3 {
+        same!(events(ep, 20)?, 0, "a second edge");
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+        same!(events(ep, 1000)?, EPOLLIN, "the event of unread data after EPOLL_CTL_MOD");
+    }
+    cx.recv(10)?;
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+    same!(events(ep, 20)?, 0, "EPOLL_CTL_MOD with nothing unread");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, (e | EPOLLOUT) as u32, 7)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "EPOLL_CTL_MOD to EPOLLOUT");
+    same!(events(ep, 20)?, 0, "EPOLLOUT again");
+    Ok(())
+}
+
+fn edge_drain(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    let n = 2_000_000;
+    cx.post(Op::SendBits, 200, 10_000, 50)?;
+    let mut got = 0;
+    while got < n {
+        same!(events(ep, 2000)?, EPOLLIN, "an edge after {got} bytes");
+        loop {
+            match cx.grab(30_000) {
+                Ok(b) => {
+                    got += b.len();
+                    cx.take(&b)?;
+                }
+                Err(libc::EAGAIN) => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    cx.wait()?;
+    same!(got, n, "bytes");
+    Ok(())
+}
+
+fn oneshot(cx: &mut Cx) -> Res {
+    let e = EPOLLIN | EPOLLONESHOT;
+    let ep = set(cx, e)?;
+    cx.later(15, 10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the event");
+    cx.wait()?;
+    same!(events(ep, 20)?, 0, "a second one");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(20)?;
+    same!(events(ep, 20)?, 0, "one of new data");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+    same!(events(ep, 1000)?, EPOLLIN, "the event after EPOLL_CTL_MOD");
+    same!(events(ep, 20)?, 0, "a second one after it");
+    cx.recv(20)?;
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+    same!(events(ep, 20)?, 0, "EPOLL_CTL_MOD with nothing there");
+    cx.later(15, 10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the event after that");
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn rdhup(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLRDHUP)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 30)?, 0, "EPOLLRDHUP of data");
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLRDHUP, "EPOLLRDHUP of the end");
+    sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, (EPOLLIN | EPOLLOUT | EPOLLRDHUP) as u32, 7)?;
+    same!(events(ep, 2000)?, EPOLLIN | EPOLLOUT | EPOLLRDHUP, "all events");
+    cx.recv(10)?;
+    same!(events(ep, 2000)?, EPOLLIN | EPOLLOUT | EPOLLRDHUP, "all events when all is read");
+    Ok(())
+}
+
+fn rdhup_edge(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    cx.post(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the edge of data");
+    cx.wait()?;
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLIN | EPOLLRDHUP, "the edge of the end");
+    same!(events(ep, 20)?, 0, "a second one");
+    cx.recv(10)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    Ok(())
+}
+
+fn hup(cx: &mut Cx) -> Res {
+    let ep = set(cx, 0)?;
+    sys::shutdown(cx.fd, libc::SHUT_WR)?;
+    same!(events(ep, 20)?, 0, "events of my end");
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLHUP, "EPOLLHUP of both ends");
+    Ok(())
+}
+
+fn err(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::Linger, 0, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLIN | EPOLLERR | EPOLLHUP, "events of a reset");
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(libc::ECONNRESET), "read");
+    Ok(())
+}
+
+fn exclusive(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLEXCLUSIVE)?;
+    let r = sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, EPOLLIN as u32, 7);
+    same!(r, Err(libc::EINVAL), "EPOLL_CTL_MOD of an exclusive one");
+    cx.later(15, 10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the event");
+    cx.wait()?;
+    cx.recv(10)?;
+    same!(events(ep, 20)?, 0, "one of nothing");
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    let r = sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, (EPOLLIN | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32, 7);
+    same!(r, Err(libc::EINVAL), "EPOLLEXCLUSIVE with EPOLLONESHOT");
+    Ok(())
+}
+
+fn two_sets(cx: &mut Cx) -> Res {
+    let (a, b) = (set(cx, EPOLLIN | EPOLLET)?, set(cx, EPOLLIN)?);
+    for _ in 0..3 {
+        cx.later(15, 10)?;
+        same!(events(a, 2000)?, EPOLLIN, "the event of the first set");
+        same!(events(b, 2000)?, EPOLLIN, "the event of the second set");
+        same!(events(a, 20)?, 0, "a second edge of the first set");
+        same!(events(b, 20)?, EPOLLIN, "the second set again");
+        cx.wait()?;
+        cx.recv(10)?;
+        same!(events(b, 20)?, 0, "the second set when all is read");
+    }
+    sys::epoll_ctl(a, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    cx.later(15, 10)?;
+    same!(events(b, 2000)?, EPOLLIN, "the second set without the first");
+    same!(events(a, 20)?, 0, "the first set after EPOLL_CTL_DEL");
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn nested(cx: &mut Cx) -> Res {
+    let inner = set(cx, EPOLLIN)?;
+    let outer = sys::epoll_create()?;
+    sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN as u32, 7)?;
+    same!(events(outer, 20)?, 0, "the outer set of nothing");
+    for _ in 0..3 {
+        cx.later(15, 10)?;
+        same!(events(outer, 2000)?, EPOLLIN, "the outer set");
+        same!(events(inner, 0)?, EPOLLIN, "the inner set");
+        cx.wait()?;
+        cx.recv(10)?;
+        same!(events(inner, 20)?, 0, "the inner set when all is read");
+        same!(events(outer, 20)?, 0, "the outer set when all is read");
+    }
+    Ok(())
+}
+
+fn in_poll(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    same!(sys::poll1(ep, POLLIN, 20)?, 0, "poll of the set");
+    for _ in 0..3 {
+        cx.later(15, 10)?;
+        same!(sys::poll1(ep, POLLIN, 2000)?, POLLIN, "poll of the set with data");
+        same!(sys::select(&[ep], &[], 0)?.0, vec![ep], "select of the set with data");
+        same!(events(ep, 0)?, EPOLLIN, "the set");
+        cx.wait()?;
+        cx.recv(10)?;
+        same!(sys::poll1(ep, POLLIN, 20)?, 0, "poll of the set when all is read");
+    }
+    Ok(())
+}
+
+fn many_kinds(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let (ev, (l, _)) = (more::eventfd()?, sys::listen(0, 4)?);
+    let ep = sys::epoll_create()?;
+    for (i, fd) in [cx.fd, rd, ev, l].into_iter().enumerate() {
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, i as u64)?;
+    }
+    let ready = |ms| -> Result<Vec<u64>, Why> {
+        let mut v: Vec<u64> = sys::epoll_wait(ep, 8, ms)?.into_iter().map(|e| e.1).collect();
+        v.sort();
+        Ok(v)
+    };
+    same!(ready(0)?, vec![], "nothing");
+    sys::write(ev, &1u64.to_ne_bytes())?;
+    same!(ready(1000)?, vec![2], "an eventfd");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(ready(1000)?, vec![0, 2], "eventfd and connection");
+    sys::write(wr, b"x")?;
+    let port = sys::sockname(l, false)?.1;
+    let c = sys::connect(port)?;
+    same!(ready(1000)?, vec![0, 1, 2, 3], "all kinds");
+    cx.recv(10)?;
+    same!(ready(1000)?, vec![1, 2, 3], "all but the connection");
+    sys::close(c)?;
+    Ok(())
+}
+
+fn round_robin(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let ep = set(cx, EPOLLIN)?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, rd, EPOLLIN as u32, 8)?;
+    sys::write(wr, b"x")?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    let mut seen = [0; 2];
+    for _ in 0..20 {
+        let v = sys::epoll_wait(ep, 1, 1000)?;
+        same!(v.len(), 1, "events with room for one");
+        seen[(v[0].1 - 7) as usize] += 1;
+    }
+    ensure!(seen[0] >= 5 && seen[1] >= 5, "one fd starves the other: {seen:?}");
+    cx.recv(10)
+}
+
+fn ctl_errors(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let ctl = |op, fd| sys::epoll_ctl(ep, op, fd, EPOLLIN as u32, 7);
+    same!(ctl(EPOLL_CTL_ADD, cx.fd), Err(libc::EEXIST), "EPOLL_CTL_ADD twice");
+    same!(ctl(EPOLL_CTL_DEL, cx.fd), Ok(()), "EPOLL_CTL_DEL");
+    same!(ctl(EPOLL_CTL_DEL, cx.fd), Err(libc::ENOENT), "EPOLL_CTL_DEL twice");
+    same!(ctl(EPOLL_CTL_MOD, cx.fd), Err(libc::ENOENT), "EPOLL_CTL_MOD of nothing");
+    same!(ctl(EPOLL_CTL_ADD, 900), Err(libc::EBADF), "EPOLL_CTL_ADD of an fd that is not open");
+    same!(ctl(77, cx.fd), Err(libc::EINVAL), "an unknown operation");
+    same!(sys::epoll_ctl(cx.fd, EPOLL_CTL_ADD, ep, 1, 7), Err(libc::EINVAL), "epoll_ctl on a connection");
+    same!(sys::epoll_wait(cx.fd, 4, 0), Err(libc::EINVAL), "epoll_wait on a connection");
+    same!(sys::epoll_wait(ep, 0, 0), Err(libc::EINVAL), "epoll_wait for no events");
+    same!(ctl(EPOLL_CTL_ADD, cx.fd), Ok(()), "EPOLL_CTL_ADD after EPOLL_CTL_DEL");
+    cx.later(15, 10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the event after that");
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn close_removes(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLOUT)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events before close");
+    let fd = cx.fd;
+    sys::close(fd)?;
+    same!(events(ep, 20)?, 0, "events after close");
+    let (rd, wr) = sys::pipe()?;
+    let (rd, wr) = (sys::dup2(rd, fd)?, wr);
+    sys::write(wr, b"x")?;
+    same!(events(ep, 20)?, 0, "events of another file with that number");
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, rd, EPOLLIN as u32, 7)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events when that is added");
+    Ok(())
+}
+
+fn epoll_timeout(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    for want in [0, 1, 10, 60, 150] {
+        let t = Instant::now();
+        same!(events(ep, want)?, 0, "epoll_wait");
+        between("epoll_wait", ms(t), want as u64, want as u64 + 30)?;
+        let t = Instant::now();
+        same!(sys::epoll_pwait(ep, 4, want)?, vec![], "epoll_pwait");
+        between("epoll_pwait", ms(t), want as u64, want as u64 + 30)?;
+    }
+    Ok(())
+}
+
+fn pwait2(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    for us in [0, 200, 3000, 50_000] {
+        let t = Instant::now();
+        let Some(r) = more::epoll_pwait2(ep, 4, us) else { return Ok(()) };
+        same!(r?, vec![], "epoll_pwait2");
+        let took = t.elapsed().as_micros() as i64;
+        ensure!(took >= us && took < us + 30_000, "epoll_pwait2 of {us} us took {took}");
+    }
+    cx.later(15, 10)?;
+    let Some(r) = more::epoll_pwait2(ep, 4, 2_000_000) else { return Ok(()) };
+    same!(r?, vec![(EPOLLIN as u32, 7)], "epoll_pwait2 with data");
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn data(cx: &mut Cx) -> Res {
+    let ep = sys::epoll_create()?;
+    let mut value = 0xfeed_face_dead_beef_u64;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLOUT as u32, value)?;
+    for _ in 0..3 {
+        same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLOUT as u32, value)], "event and data");
+        value = value.rotate_left(17);
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, EPOLLOUT as u32, value)?;
+    }
+    Ok(())
+}
+
+fn added_early(cx: &mut Cx) -> Res {
+    // A second connection is added to the set while it is new, and stays there.
+    let (l, port) = sys::listen(0, 4)?;
+    let a = sys::connect(port)?;
+    let b = sys::accept(l, 0)?;
+    let ep = sys::epoll_create()?;
+    for (i, fd) in [a, b].into_iter().enumerate() {
+        sys::nonblock(fd, true)?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, (EPOLLIN | EPOLLET) as u32, i as u64)?;
+    }
+    let mut buf = [0; 64];
+    for i in 0..400u64 {
+        if i % 8 == 0 {
+            util::pause_ms(2);
+        }
+        let (from, to) = if i % 2 == 0 { (a, 1) } else { (b, 0) };
+        sys::write_all(from, &[i as u8; 40])?;
+        same!(sys::epoll_wait(ep, 4, 2000)?, vec![(EPOLLIN as u32, to)], "event {i}");
+        let fd = if to == 1 { b } else { a };
+        same!(sys::read(fd, &mut buf), Ok(40), "bytes of message {i}");
+        ensure!(buf[..40].iter().all(|&x| x == i as u8), "wrong bytes of message {i}");
+    }
+    for fd in [a, b] {
+        sys::close(fd)?;
+    }
+    cx.warm(4, 0)
+}
