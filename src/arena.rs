@@ -102,6 +102,7 @@ pub fn alloc() -> Option<&'static Conn> {
             }
             (*local).fds.store(0, Relaxed);
             (*local).managed.store(false, Relaxed);
+            (*local).watchers.store(0, Relaxed);
             (*a.conns.add(i)).reset(i as u32, crate::process::pid(), gen, local, a.stats.add(i));
             let s = &*a.stats.add(i);
             for w in [&s.tx_bytes_tcp, &s.tx_bytes_ring, &s.rx_bytes_tcp, &s.rx_bytes_ring] {

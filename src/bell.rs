@@ -88,8 +88,8 @@ pub fn sleep_end(k: u32) {
     renew(k);
 }
 
-/// Gives the word a new value for the present number of sleepers.
-fn renew(k: u32) {
+/// Gives the word a new value for the present number of sleepers, so that peers ring again.
+pub fn renew(k: u32) {
     let Some(w) = word(k) else { return };
     let mut v = w.load(Relaxed);
     loop {

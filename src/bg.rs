@@ -117,6 +117,9 @@ mod token {
     pub const CONN: u64 = 0;
 }
 
+/// Which end of a connection: its name, and whether it is the connecting end. Both may be in this process.
+type End = (Tuple, bool);
+
 /// A connection whose peer is being looked for.
 struct Look {
     conn: &'static Conn,
@@ -146,7 +149,7 @@ struct Caller {
 struct Bg {
     epfd: c_int,
     process: [u8; 16],
-    looks: HashMap<Tuple, Look>,
+    looks: HashMap<End, Look>,
     callers: HashMap<c_int, Caller>,
     links: Vec<&'static Link>,
     /// Which accepting processes (by address) are at the other end of which link.
@@ -339,7 +342,8 @@ impl Bg {
         }
         let connector = conn.connector.load(Relaxed);
         let t = rv::tuple(&ends, connector);
-        if self.looks.contains_key(&t) {
+        let end = (t, connector);
+        if self.looks.contains_key(&end) {
             return;
         }
         conn.why(Why::Looking);
@@ -354,20 +358,20 @@ impl Bg {
             if told {
                 look.at = now + 5 * MS;
             }
-            self.looks.insert(t, look);
+            self.looks.insert(end, look);
         } else if let Some((l, _)) = self.asked.remove(&t) {
-            self.looks.insert(t, look);
+            self.looks.insert(end, look);
             self.propose(l, t);
             return;
         } else {
-            self.looks.insert(t, look);
+            self.looks.insert(end, look);
         }
         self.timers();
     }
 
     fn timers(&mut self) {
         let now = now_ns();
-        let due: Vec<Tuple> = self.looks.iter().filter(|(_, l)| l.at <= now).map(|(t, _)| *t).collect();
+        let due: Vec<End> = self.looks.iter().filter(|(_, l)| l.at <= now).map(|(t, _)| *t).collect();
         for t in due {
             self.step_look(t, now);
         }
@@ -383,11 +387,12 @@ impl Bg {
         }
     }
 
-    fn step_look(&mut self, t: Tuple, now: i64) {
-        let Some(look) = self.looks.get_mut(&t) else { return };
+    fn step_look(&mut self, end: End, now: i64) {
+        let t = end.0;
+        let Some(look) = self.looks.get_mut(&end) else { return };
         let conn = look.conn;
         if conn.gen.load(Relaxed) != look.gen || conn.phase() != Phase::Raw {
-            self.drop_look(t);
+            self.drop_look(end);
             return;
         }
         if let Some((l, proposal)) = look.found.take() {
@@ -407,15 +412,15 @@ impl Bg {
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
                     Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
-                    Err(_) => self.fail_look(t, Why::Resources),
+                    Err(_) => self.fail_look(end, Why::Resources),
                 }
             } else {
-                self.fail_look(t, Why::NoPeer);
+                self.fail_look(end, Why::NoPeer);
             }
             return;
         }
         if look.dials >= DIALS {
-            self.fail_look(t, Why::NoPeer);
+            self.fail_look(end, Why::NoPeer);
             return;
         }
         look.at = now + (MS << look.dials);
@@ -434,12 +439,12 @@ impl Bg {
                 }
             }
             Err(libc::ECONNREFUSED | libc::EAGAIN | libc::ENOENT) => {}
-            Err(_) => self.fail_look(t, Why::Resources),
+            Err(_) => self.fail_look(end, Why::Resources),
         }
     }
 
-    fn drop_look(&mut self, t: Tuple) -> Option<Look> {
-        let look = self.looks.remove(&t)?;
+    fn drop_look(&mut self, end: End) -> Option<Look> {
+        let look = self.looks.remove(&end)?;
         if look.listener >= 0 {
             self.unwatch(look.listener);
             sys::close(look.listener);
@@ -448,8 +453,8 @@ impl Bg {
     }
 
     /// The search was in vain. A second one in vain is the last.
-    fn fail_look(&mut self, t: Tuple, why: Why) {
-        let Some(look) = self.drop_look(t) else { return };
+    fn fail_look(&mut self, end: End, why: Why) {
+        let Some(look) = self.drop_look(end) else { return };
         if look.conn.gen.load(Relaxed) != look.gen {
             return;
         }
@@ -517,7 +522,7 @@ impl Bg {
             unsafe { side.destroy() };
         }
         if let Some(t) = c.dialled {
-            self.fail_look(t, Why::NoPeer);
+            self.fail_look((t, false), Why::NoPeer);
         }
     }
 
@@ -544,8 +549,8 @@ impl Bg {
                 if let Some(why) = refusal {
                     let no = self.stamp(Msg { kind: kind::REFUSE, a: why as u32, ..Msg::default() });
                     let _ = link::send_msg(fd, &no, &[]);
-                    if self.looks.contains_key(&m.tuple) {
-                        self.fail_look(m.tuple, why);
+                    if self.looks.contains_key(&(m.tuple, true)) {
+                        self.fail_look((m.tuple, true), why);
                     }
                     return self.hang_up(fd);
                 }
@@ -621,7 +626,7 @@ impl Bg {
                 let t = caller.dialled.take();
                 self.hang_up(fd);
                 if let Some(t) = t {
-                    self.fail_look(t, Why::from_u8(m.a as u8));
+                    self.fail_look((t, false), Why::from_u8(m.a as u8));
                 }
             }
             _ => {
@@ -718,7 +723,7 @@ impl Bg {
     fn on_message(&mut self, l: &'static Link, m: &Msg, fds: &mut [c_int; 4]) {
         match m.kind {
             kind::ASK => {
-                if self.looks.get(&m.tuple).is_some_and(|k| !k.conn.connector.load(Relaxed)) {
+                if self.looks.contains_key(&(m.tuple, false)) {
                     self.propose(l, m.tuple);
                 } else {
                     self.asked.insert(m.tuple, (l, now_ns()));
@@ -769,15 +774,15 @@ impl Bg {
     }
 
     fn propose(&mut self, l: &'static Link, t: Tuple) {
-        let Some(look) = self.looks.get(&t) else { return };
+        let Some(look) = self.looks.get(&(t, false)) else { return };
         let (conn, gen) = (look.conn, look.gen);
         if conn.gen.load(Relaxed) != gen {
-            self.drop_look(t);
+            self.drop_look((t, false));
             return;
         }
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
-                self.drop_look(t);
+                self.drop_look((t, false));
                 if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }) {
                     // Never sent, so the peer cannot have learnt the nonce.
                     conn.lock_both().sw().disarm();
@@ -786,11 +791,11 @@ impl Bg {
                 }
             }
             Err(None) => {
-                if !self.wait_for_calm(t, l, None) {
-                    self.drop_look(t);
+                if !self.wait_for_calm((t, false), l, None) {
+                    self.drop_look((t, false));
                 }
             }
-            Err(Some(why)) => self.fail_look(t, why),
+            Err(Some(why)) => self.fail_look((t, false), why),
         }
     }
 
@@ -798,8 +803,8 @@ impl Bg {
         let reject = |bg: &mut Bg, why: Why| {
             bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
-        let conn = match self.looks.get(&m.tuple) {
-            Some(k) if k.conn.connector.load(Relaxed) && k.conn.gen.load(Relaxed) == k.gen => k.conn,
+        let conn = match self.looks.get(&(m.tuple, true)) {
+            Some(k) if k.conn.gen.load(Relaxed) == k.gen => k.conn,
             _ => return reject(self, Why::NoPeer),
         };
         let servers = self.servers.entry((m.tuple.to, m.tuple.to_port)).or_default();
@@ -808,30 +813,30 @@ impl Bg {
         }
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
-                self.drop_look(m.tuple);
+                self.drop_look((m.tuple, true));
                 attach_peer(conn, l, m.a, m.nonce);
                 self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);
             }
             Err(None) => {
-                if !self.wait_for_calm(m.tuple, l, Some(*m)) {
+                if !self.wait_for_calm((m.tuple, true), l, Some(*m)) {
                     reject(self, Why::Looking);
-                    self.drop_look(m.tuple);
+                    self.drop_look((m.tuple, true));
                 }
             }
             Err(Some(why)) => {
                 reject(self, why);
-                self.fail_look(m.tuple, why);
+                self.fail_look((m.tuple, true), why);
             }
         }
     }
 
     /// A thread is inside the kernel with the connection: tries again in a moment, a bounded number of
     /// times. False: that was the last; the connection's next calls will have it looked for anew.
-    fn wait_for_calm(&mut self, t: Tuple, l: &'static Link, proposal: Option<Msg>) -> bool {
+    fn wait_for_calm(&mut self, end: End, l: &'static Link, proposal: Option<Msg>) -> bool {
         const TRIES: u32 = 64;
-        let Some(k) = self.looks.get_mut(&t) else { return false };
+        let Some(k) = self.looks.get_mut(&end) else { return false };
         k.busy += 1;
         if k.busy > TRIES {
             k.conn.hold.store(false, SeqCst);
@@ -946,7 +951,7 @@ impl Bg {
         if conn.phase() != Phase::Closed {
             return;
         }
-        let mine: Vec<Tuple> = self.looks.iter().filter(|(_, k)| core::ptr::eq(k.conn, conn)).map(|(t, _)| *t).collect();
+        let mine: Vec<End> = self.looks.iter().filter(|(_, k)| core::ptr::eq(k.conn, conn)).map(|(t, _)| *t).collect();
         for t in mine {
             self.drop_look(t);
         }

@@ -49,6 +49,9 @@ pub const END_RXFIN: u32 = 16;
 /// Nobody reads what we send: it goes to the kernel, which knows the right error.
 pub const END_TXDEAD: u32 = 32;
 
+/// It has failed: whatever is sent is refused.
+pub const END_FAILED: u32 = 64;
+
 /// Requests to the background thread.
 pub mod ask {
     /// Look for the peer.
@@ -72,6 +75,8 @@ pub struct Local {
     pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.
     pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
+    /// How many sets and threads that is: where it is not one, no single bell will do.
+    pub watchers: AtomicU32,
     /// Threads in `poll` that wait for it.
     pub waiters: UnsafeCell<Vec<*const Waiter>>,
 }
@@ -431,7 +436,7 @@ impl Conn {
     pub fn fail(&self, errno: i32) {
         if !self.has_ended(END_EOF) {
             self.err.store(errno, Release);
-            self.end.fetch_or(END_EOF | END_RESET | END_RXFIN | END_TXDEAD, AcqRel);
+            self.end.fetch_or(END_EOF | END_RESET | END_RXFIN | END_TXDEAD | END_FAILED, AcqRel);
         }
     }
 
@@ -524,10 +529,28 @@ impl Conn {
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
         }
-        if rxfin && end & (END_WRSHUT | END_RESET) != 0 {
+        if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
             r |= libc::EPOLLHUP as u32;
         }
         r & (mask | (libc::EPOLLERR | libc::EPOLLHUP) as u32)
+    }
+
+    /// The bell that a waiter at bell `k` is to name to the peer.
+    pub fn bell_for(&self, k: u32) -> u32 {
+        // SAFETY: links are never freed.
+        match unsafe { self.link.load(Acquire).as_ref() } {
+            Some(l) if k != 0 && self.local().watchers.load(SeqCst) <= 1 => l.usable_bell(k),
+            _ => 0,
+        }
+    }
+
+    /// Another set or thread waits for it. Under `local.lock`.
+    pub fn watcher_added(&self) {
+        if self.local().watchers.fetch_add(1, SeqCst) == 1 {
+            // What was asked of the peer names the first one's bell alone.
+            self.arm(WANT_RX, 0);
+            self.epoch.fetch_add(1, SeqCst);
+        }
     }
 
     /// Asks the peer for a hint when `bits` (`WANT_*`) come true; to be followed by another look.

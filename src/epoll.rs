@@ -17,7 +17,7 @@ use crate::sync::{now_ns, timespec_of, Lock};
 use crate::sys::{sys, Errno, SysResult};
 use crate::table::{self, Entry};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use libc::{c_int, epoll_event, sigset_t};
 use std::collections::{HashMap, VecDeque};
 
@@ -55,14 +55,20 @@ pub struct Set {
     managed: AtomicU32,
     /// Items that may be ready.
     listed: AtomicU32,
-    /// Somebody polls the set's own fd, so its readiness must show in the kernel.
+    /// Somebody polls the set's own fd, so its readiness must show in the kernel: its bell's eventfd is
+    /// readable exactly while an item may be ready.
     exposed: AtomicBool,
+    /// There are such sets in this one.
+    nests: AtomicBool,
     lock: Lock,
     inner: UnsafeCell<Inner>,
     next_free: AtomicPtr<Set>,
     /// Not 0 once a one-shot item was added.
     oneshots: AtomicU32,
-    turns: AtomicU32,
+    /// The last harvest filled the program's array: the kernel's fds come first next time.
+    kernel_first: AtomicBool,
+    /// When the kernel's fds were looked at last.
+    kernel_at: AtomicI64,
 }
 
 // SAFETY: `inner` is guarded by `lock`; the rest is atomic.
@@ -97,11 +103,13 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             managed: AtomicU32::new(0),
             listed: AtomicU32::new(0),
             exposed: AtomicBool::new(false),
+            nests: AtomicBool::new(false),
             lock: Lock::new(),
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),
             oneshots: AtomicU32::new(0),
-            turns: AtomicU32::new(0),
+            kernel_first: AtomicBool::new(false),
+            kernel_at: AtomicI64::new(0),
         })),
     };
     let mut token = [0u8; 8];
@@ -131,15 +139,20 @@ pub fn closed(s: &'static Set) {
     for (fd, conn) in gone {
         let _g = conn.local().lock.lock();
         // SAFETY: guarded by `local.lock`.
-        unsafe { &mut *conn.local().items.get() }.retain(|(set, f)| !(core::ptr::eq(*set, s) && *f == fd));
+        let items = unsafe { &mut *conn.local().items.get() };
+        items.retain(|(set, f)| !(core::ptr::eq(*set, s) && *f == fd));
+        conn.local().watchers.fetch_sub(1, SeqCst);
     }
     s.listed.store(0, Relaxed);
     s.managed.store(0, Relaxed);
     let exposed = s.exposed.swap(false, Relaxed);
+    s.nests.store(false, Relaxed);
     let b = s.bell.swap(0, Relaxed);
     if b != 0 {
         if exposed {
+            EXPOSED.with(|sets| sets.retain(|x| !core::ptr::eq(*x, s)));
             bell::sleep_end(b);
+            bell::clear(b);
         }
         bell::free(b);
     }
@@ -165,6 +178,7 @@ pub fn fd_closed(conn: &Conn, fd: c_int) {
         if unsafe { &mut *s.inner.get() }.items.remove(&fd).is_some_and(|i| i.managed) {
             s.managed.fetch_sub(1, SeqCst);
         }
+        local.watchers.fetch_sub(1, SeqCst);
         false
     });
 }
@@ -324,9 +338,7 @@ impl Set {
         if mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(Relaxed) {
             bits |= WANT_TX;
         }
-        // SAFETY: links are never freed.
-        let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }) else { return };
-        conn.arm(bits, l.usable_bell(self.bell.load(Relaxed)));
+        conn.arm(bits, conn.bell_for(self.bell.load(Relaxed)));
     }
 
     fn kernel_wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
@@ -349,80 +361,155 @@ impl Set {
         }
     }
 
+    /// The kernel's part of `wait`. Where it is empty because only bells rang, `Ok(0)` too.
+    fn from_kernel(&self, evs: *mut epoll_event, max: usize, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+        if max == 0 {
+            return Ok(0);
+        }
+        if self.nests.load(Relaxed) {
+            settle_all();
+        }
+        let n = self.kernel_wait(evs, max as c_int, timeout_ns, mask)?;
+        if n > 0 && timeout_ns != 0 && self.nests.load(Relaxed) {
+            // A set in this one may have been woken for nothing: what is left after a second look is true.
+            settle_all();
+            return self.from_kernel(evs, max, 0, core::ptr::null());
+        }
+        let kept = self.without_token(evs, n);
+        if kept < n && self.exposed.load(Relaxed) {
+            bell::clear(self.bell.load(Relaxed));
+        }
+        self.note_fired(evs, kept);
+        Ok(kept)
+    }
+
+    /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
+    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool) -> usize {
+        // SAFETY: never past `max` events, here and below.
+        let after = |n: usize| unsafe { evs.add(n) };
+        let kernel = |at: usize| self.from_kernel(after(at), max - at, 0, core::ptr::null()).unwrap_or(0);
+        if self.kernel_first.swap(false, Relaxed) {
+            let n = kernel(0);
+            return n + self.harvest(after(n), max - n);
+        }
+        let n = self.harvest(evs, max);
+        if n == max {
+            self.kernel_first.store(true, Relaxed);
+            return n;
+        }
+        if n == 0 || kernel_due { n + kernel(n) } else { n }
+    }
+
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        /// A kernel's fd is looked at when rings are busy at least this often.
+        const KERNEL_EVERY_NS: i64 = 3_000;
+        let max = max as usize;
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         loop {
             if self.managed.load(SeqCst) == 0 {
-                let n = self.kernel_wait(evs, max, left(), mask)?;
-                let kept = self.without_token(evs, n);
-                self.note_fired(evs, kept);
-                if kept > 0 || n == 0 {
-                    return Ok(kept as isize);
+                let n = self.from_kernel(evs, max, left(), mask)?;
+                if n > 0 || left() == 0 {
+                    return Ok(n as isize);
                 }
                 continue;
             }
             let b = self.bell.load(Acquire);
-            link::drain_hints(b);
-            let mut n = self.harvest(evs, max as usize);
-            // The kernel's fds must not starve while rings are busy.
-            let turn = self.turns.fetch_add(1, Relaxed);
-            if n == 0 || (turn % 8 == 0 && n < max as usize) {
-                // SAFETY: `n <= max` events are used.
-                let k = self.kernel_wait(unsafe { evs.add(n) }, max - n as c_int, 0, core::ptr::null());
-                // SAFETY: as above.
-                n += self.without_token(unsafe { evs.add(n) }, k.unwrap_or(0));
+            if self.exposed.load(Relaxed) {
+                bell::renew(b);
             }
+            link::drain_hints(b);
+            let now = now_ns();
+            let due = now - self.kernel_at.load(Relaxed) > KERNEL_EVERY_NS;
+            if due {
+                self.kernel_at.store(now, Relaxed);
+            }
+            let n = self.gather(evs, max, due);
             if n > 0 {
+                self.show();
                 return Ok(n as isize);
             }
             if timeout_ns == 0 {
                 self.look_at_kernel();
-                return Ok(self.harvest(evs, max as usize) as isize);
+                link::drain_hints(0);
+                let n = self.harvest(evs, max);
+                self.show();
+                return Ok(n as isize);
             }
             let wait = Wait::begin();
             let mut kernel = 0;
             let hit = wait.spin(
                 || self.listed.load(SeqCst) > 0 || link::any_hints(b),
                 || {
-                    kernel = self.without_token(evs, self.kernel_wait(evs, max, 0, core::ptr::null()).unwrap_or(0));
+                    kernel = self.from_kernel(evs, max, 0, core::ptr::null()).unwrap_or(0);
                     kernel > 0 || (deadline > 0 && now_ns() >= deadline)
                 },
             );
-            if kernel > 0 {
-                wait.end();
-                return Ok(kernel as isize);
-            }
-            if hit {
-                wait.end();
-                if deadline > 0 && now_ns() >= deadline {
-                    link::drain_hints(b);
-                    return Ok(self.harvest(evs, max as usize) as isize);
+            let mut asleep = Ok(0);
+            if !hit {
+                bell::sleep_begin(b);
+                link::drain_hints(b);
+                if self.listed.load(SeqCst) == 0 {
+                    asleep = self.from_kernel(evs, max, left(), mask);
                 }
-                continue;
-            }
-            bell::sleep_begin(b);
-            link::drain_hints(b);
-            if self.listed.load(SeqCst) > 0 {
                 bell::sleep_end(b);
-                continue;
             }
-            let r = self.kernel_wait(evs, max, left(), mask);
-            bell::sleep_end(b);
-            match r {
-                Err(e) => return Err(e),
-                Ok(0) => {
-                    link::drain_hints(b);
-                    return Ok(self.harvest(evs, max as usize) as isize);
-                }
-                Ok(n) => {
-                    wait.end();
-                    let kept = self.without_token(evs, n);
-                    if kept > 0 {
-                        return Ok(kept as isize);
-                    }
+            let n = kernel + asleep?;
+            link::drain_hints(b);
+            // SAFETY: `n <= max` events are used.
+            let n = n + self.harvest(unsafe { evs.add(n) }, max - n);
+            if n > 0 {
+                wait.end();
+                self.show();
+                return Ok(n as isize);
+            }
+            if left() == 0 {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Makes an exposed set's fd show whether items are ready.
+    fn show(&self) {
+        if self.exposed.load(Relaxed) {
+            self.settle();
+        }
+    }
+
+    /// Looks which of the listed items are ready, takes the others off the list, and lets the bell's
+    /// eventfd say whether any is left.
+    fn settle(&self) {
+        let b = self.bell.load(Acquire);
+        if b == 0 {
+            return;
+        }
+        bell::clear(b);
+        bell::renew(b);
+        link::drain_hints(b);
+        link::drain_hints(0);
+        let listed: Vec<(c_int, &'static Conn, u32)> = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            let fds: Vec<c_int> = inner.ready.drain(..).collect();
+            self.listed.store(0, SeqCst);
+            fds.into_iter()
+                .filter_map(|fd| {
+                    let i = inner.items.get_mut(&fd)?;
+                    i.listed = false;
+                    (i.managed && !i.spent).then_some((fd, i.conn, i.events))
+                })
+                .collect()
+        };
+        for (fd, conn, events) in listed {
+            let mask = (events & !NOT_EVENTS) | ALWAYS;
+            if conn.readiness(mask) == 0 {
+                self.arm(conn, mask);
+                if conn.readiness(mask) == 0 {
+                    continue;
                 }
             }
+            self.push_ready(fd, conn);
         }
     }
 
@@ -449,8 +536,11 @@ impl Set {
 /// `ev` must be readable where the operation needs it.
 pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
     if let Some(inner) = set_of(fd) {
-        // A set inside another: the outer one sees it through the kernel.
+        // A set inside another: the outer one sees it through the kernel, and has to know of it.
         inner.expose();
+        if let Some(outer) = make_set(epfd) {
+            outer.nests.store(true, Relaxed);
+        }
         return Outcome::Bypass;
     }
     let Some(conn) = table::conn(fd) else { return Outcome::Bypass };
@@ -493,6 +583,10 @@ impl Set {
                     return Err(libc::EEXIST);
                 }
                 if managed {
+                    const WITH_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT) as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
+                    if ev.events & EXCLUSIVE != 0 && ev.events & !WITH_EXCLUSIVE != 0 {
+                        return Err(libc::EINVAL);
+                    }
                     self.need_bell().ok_or(libc::ENOSPC)?;
                     self.managed.fetch_add(1, SeqCst);
                 } else {
@@ -510,6 +604,7 @@ impl Set {
                 inner.items.insert(fd, item);
                 if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
                     mine.push((self, fd));
+                    conn.watcher_added();
                 }
             }
             libc::EPOLL_CTL_MOD => match inner.items.get_mut(&fd) {
@@ -537,7 +632,9 @@ impl Set {
                 if inner.items.remove(&fd).is_some_and(|i| i.managed) {
                     self.managed.fetch_sub(1, SeqCst);
                 }
+                let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
+                local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
                 return Ok(());
             }
             _ => return Err(libc::EINVAL),
@@ -551,17 +648,62 @@ impl Set {
     }
 
     fn expose(&self) {
-        if !self.exposed.swap(true, SeqCst) {
+        let new = {
             let _g = self.lock.lock();
-            if let Some(b) = self.need_bell() {
-                // Nobody sleeps in `wait`, but somebody may at the set's fd: peers must ring.
-                bell::sleep_begin(b);
+            let b = self.need_bell();
+            match b {
+                Some(b) if !self.exposed.swap(true, SeqCst) => {
+                    // Nobody sleeps in `wait`, but somebody may at the set's fd: peers must ring.
+                    bell::sleep_begin(b);
+                    let ev = epoll_event { events: libc::EPOLLIN as u32, u64: self.token.load(Relaxed) };
+                    let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_MOD, bell::fd(b), &ev);
+                    true
+                }
+                _ => false,
             }
-        }
-        if self.listed.load(SeqCst) > 0 {
-            self.wake();
+        };
+        if new {
+            EXPOSED.with(|sets| sets.push(self));
+            self.settle();
         }
     }
+}
+
+/// The sets that are exposed.
+struct Exposed {
+    lock: Lock,
+    sets: UnsafeCell<Vec<*const Set>>,
+}
+// SAFETY: `sets` is guarded by `lock`.
+unsafe impl Sync for Exposed {}
+static EXPOSED: Exposed = Exposed { lock: Lock::new(), sets: UnsafeCell::new(Vec::new()) };
+
+impl Exposed {
+    fn with<R>(&self, f: impl FnOnce(&mut Vec<*const Set>) -> R) -> R {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        f(unsafe { &mut *self.sets.get() })
+    }
+}
+
+/// Lets every exposed set show what it has.
+fn settle_all() {
+    for s in EXPOSED.with(|sets| sets.clone()) {
+        // SAFETY: sets are never freed.
+        unsafe { &*s }.settle();
+    }
+}
+
+/// Lets a set show what it has, if `fd` is an exposed one.
+pub fn settle_fd(fd: c_int) {
+    if let Some(s) = set_of(fd).filter(|s| s.exposed.load(Relaxed)) {
+        s.settle();
+    }
+}
+
+/// Whether `fd` is a set with managed connections.
+pub fn is_managing(fd: c_int) -> bool {
+    set_of(fd).is_some_and(|s| s.managed.load(Relaxed) > 0)
 }
 
 /// A set's fd is polled: its readiness must show in the kernel.
@@ -646,6 +788,9 @@ pub fn unmanage(conn: &Conn) {
 /// In a forked child: sets that were inherited are plain kernel sets to us.
 pub fn reset_after_fork() {
     FREE_LOCK.reset_after_fork();
+    EXPOSED.lock.reset_after_fork();
+    // SAFETY: this is the child's only thread.
+    unsafe { core::ptr::write(EXPOSED.sets.get(), Vec::new()) };
     FREE.store(core::ptr::null_mut(), Relaxed);
     for fd in 0..=table::highest() {
         if let Entry::Set(_) = table::get(fd) {

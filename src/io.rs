@@ -72,6 +72,12 @@ impl<'a> Bufs<'a> {
         }
     }
 
+    /// Whether a buffer lies in the first page, where nothing is ever mapped. (Other bad addresses are
+    /// not told from good ones without a system call: they fault here instead of giving `EFAULT`.)
+    fn is_nowhere(&self) -> bool {
+        self.iov.iter().any(|v| (v.iov_base as usize) < 4096 && v.iov_len > 0)
+    }
+
     fn len(&self) -> usize {
         self.iov.iter().map(|v| v.iov_len).sum::<usize>() - self.skip
     }
@@ -158,9 +164,16 @@ fn waits(conn: &Conn, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
 }
 
+const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
+
+fn hung_up(fd: c_int) -> bool {
+    sys::poll_now(fd, libc::POLLRDHUP) != 0
+}
+
 fn recv_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, mut msg: Option<&mut msghdr>, flags: c_int) -> Step {
     let may_wait = waits(conn, flags);
     note_call(conn, may_wait);
+    let mut deadline = 0;
     loop {
         if may_wait {
             stand_back(conn);
@@ -179,6 +192,15 @@ fn recv_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, mut msg: Option<&mut m
         }
         leave_kernel(conn, &conn.rx_inflight);
         match r {
+            Ok(n) if n > 0 && n < b.len() && may_wait && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
+                let timeout = conn.rcvtimeo.load(Relaxed);
+                if timeout > 0 && deadline == 0 {
+                    deadline = now_ns() + timeout;
+                }
+                if let Err(e) = pause(deadline) {
+                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
+                }
+            }
             Ok(n) => {
                 note_bytes(conn, n);
                 let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
@@ -195,6 +217,16 @@ fn recv_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, mut msg: Option<&mut m
             Err(e) => return Step::Return(Outcome::Fail(e)),
         }
     }
+}
+
+/// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.
+fn pause(deadline: i64) -> Result<(), Errno> {
+    if deadline > 0 && now_ns() >= deadline {
+        return Err(libc::EAGAIN);
+    }
+    let ts = crate::sync::timespec_of(200_000);
+    // SAFETY: `ts` is readable.
+    unsafe { sys!(libc::SYS_nanosleep, &ts, 0) }.map(|_| ())
 }
 
 /// A thread is inside the kernel no more with a call that is counted.
@@ -259,14 +291,24 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
     }
     match rx.path() {
         RxPath::Ring | RxPath::RingFinal => {
+            if b.is_nowhere() && rx.ring().waiting() > 0 {
+                return Take::Error(libc::EFAULT);
+            }
             let mut n = 0;
             for (p, len) in b.parts() {
-                let dst = if trunc { core::ptr::null_mut() } else { p };
-                // SAFETY: the program's buffer, as it gave it.
-                match unsafe { rx.ring().read(dst, len, peek) } {
+                // SAFETY: the program's buffers, as it gave them.
+                let r = unsafe {
+                    match (trunc, peek) {
+                        (true, true) => Ok((rx.ring().waiting() as usize - n).min(len)),
+                        (true, false) => rx.ring().read(core::ptr::null_mut(), len),
+                        (false, true) => rx.ring().peek(n, p, len),
+                        (false, false) => rx.ring().read(p, len),
+                    }
+                };
+                match r {
                     Ok(got) => {
                         n += got;
-                        if got < len || peek {
+                        if got < len {
                             break;
                         }
                     }
@@ -377,11 +419,17 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut m
         m.msg_controllen = 0;
         m.msg_flags = 0;
     }
-    if b.len() == 0 {
-        return Step::Return(Outcome::Done(0));
-    }
+    let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     loop {
+        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() {
+            return Step::Return(Outcome::Done(0));
+        }
         match take(fd, conn, *b, flags) {
+            Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
+                if let Err(e) = pause(deadline) {
+                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
+                }
+            }
             Take::Got(n) => {
                 conn.tell_peer(WANT_TX, FUTEX_TX);
                 if !all || n >= b.len() {
@@ -592,7 +640,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
             return Put::Error(e);
         }
     }
-    if conn.has_ended(END_WRSHUT) {
+    if conn.has_ended(END_WRSHUT | END_FAILED) {
         return Put::Error(libc::EPIPE);
     }
     let path = tx.path();
@@ -619,6 +667,9 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
             Err(libc::EAGAIN) => Put::Full,
             Err(e) => Put::Error(e),
         };
+    }
+    if b.is_nowhere() {
+        return Put::Error(libc::EFAULT);
     }
     let mut n = 0;
     'parts: for (p, len) in b.parts() {

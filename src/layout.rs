@@ -44,6 +44,7 @@ pub struct SegHead {
 }
 
 /// A piece of ring memory in force from offset `start` of the stream on.
+#[derive(Default)]
 #[repr(C)]
 pub struct Geo {
     /// First byte of the stream that lies in it.
@@ -79,6 +80,13 @@ pub struct Slot {
     _pad3: [u8; 60],
     /// Geometries of the owner's ring.
     pub geo: [Geo; GEOS],
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        // SAFETY: all fields are atomics or padding, for which zeroes are valid.
+        unsafe { core::mem::zeroed() }
+    }
 }
 
 /// The sending direction has ended at `produced`.

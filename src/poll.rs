@@ -67,6 +67,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
             }
             Entry::Set(_) => {
                 epoll::polled(p.fd);
+                ours |= epoll::is_managing(p.fd);
             }
             Entry::None => {}
         }
@@ -128,6 +129,11 @@ impl Call<'_> {
         n
     }
 
+    /// Makes epoll sets among the fds show what they have.
+    fn settle(&self) {
+        self.fds.iter().for_each(|p| epoll::settle_fd(p.fd));
+    }
+
     /// Copies the kernel's answers; returns how many fds have something.
     fn theirs(&mut self) -> usize {
         let mut n = 0;
@@ -156,6 +162,7 @@ impl Call<'_> {
                 if timeout_ns == 0 {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
+                self.settle();
                 return match kernel(self.copy, 0, core::ptr::null()) {
                     Ok(_) => {
                         let n = self.theirs();
@@ -207,6 +214,7 @@ impl Call<'_> {
                 c.peekers.fetch_add(1, SeqCst);
             }
         }
+        self.settle();
         let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.phase() == Phase::Managed);
         let r = if managed(self.conns) { Ok(0) } else { kernel(self.copy, timeout_ns, mask) };
         let again = managed(self.conns);
@@ -215,9 +223,18 @@ impl Call<'_> {
                 end_peek(c);
             }
         }
-        r?;
+        let got = r?;
         if again {
             return Ok(None);
+        }
+        // A set that only its bell has made readable may have nothing after all.
+        let sets = self.copy.iter().filter(|k| k.revents != 0 && epoll::is_managing(k.fd)).count();
+        if sets > 0 {
+            self.settle();
+            let n = kernel(self.copy, 0, core::ptr::null())?;
+            if n == 0 && got > 0 && timeout_ns != 0 {
+                return Ok(None);
+            }
         }
         Ok(Some(self.theirs()))
     }
@@ -232,6 +249,7 @@ impl Call<'_> {
             let _g = l.lock.lock();
             // SAFETY: guarded by `local.lock`.
             unsafe { &mut *l.waiters.get() }.push(ptr);
+            c.watcher_added();
         }
         if let Some(k) = bell {
             self.copy[self.fds.len()].fd = bell::fd(k);
@@ -242,10 +260,7 @@ impl Call<'_> {
             if self.fds[i].events & OUT != 0 {
                 bits |= WANT_TX;
             }
-            // SAFETY: links are never freed.
-            if let Some(l) = unsafe { c.link.load(Acquire).as_ref() } {
-                c.arm(bits, bell.map_or(0, |k| l.usable_bell(k)));
-            }
+            c.arm(bits, c.bell_for(bell.unwrap_or(0)));
         }
         let still = self.hidden().all(|(_, c)| c.phase() == Phase::Managed);
         let r = if !still || self.ours() > 0 {
@@ -263,6 +278,7 @@ impl Call<'_> {
             let _g = l.lock.lock();
             // SAFETY: guarded by `local.lock`.
             unsafe { &mut *l.waiters.get() }.retain(|w| !core::ptr::eq(*w, ptr));
+            l.watchers.fetch_sub(1, SeqCst);
         }
         if let Some(k) = bell {
             bell::sleep_end(k);

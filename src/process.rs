@@ -136,6 +136,7 @@ pub fn fork_child() {
         l.lock.reset_after_fork();
         // SAFETY: this is the child's only thread.
         unsafe {
+            l.watchers.store(0, Relaxed);
             let had = !(*l.items.get()).is_empty() || !(*l.waiters.get()).is_empty();
             // The lists are the parent's; their memory is left alone, for a lock of the allocator's
             // own may be in any state here.

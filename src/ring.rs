@@ -315,12 +315,32 @@ impl RxRing {
         Ok(())
     }
 
-    /// Copies up to `len` bytes out; takes them unless `peek`. Returns the count.
+    /// Copies up to `len` of the bytes that wait, from the `skip`th on, and leaves them. Returns the count.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes.
+    pub unsafe fn peek(&mut self, skip: usize, dst: *mut u8, len: usize) -> Result<usize, Violation> {
+        if self.peer.is_null() {
+            return Ok(0);
+        }
+        // A reader of its own that says nothing of how far it has come.
+        let aside = Slot::default();
+        let mut r = RxRing { own: &aside, ..*self };
+        // SAFETY: the caller's promise; bytes that nobody has consumed stay in place.
+        unsafe {
+            if r.read(core::ptr::null_mut(), skip)? < skip {
+                return Ok(0);
+            }
+            r.read(dst, len)
+        }
+    }
+
+    /// Takes up to `len` bytes. Returns the count.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
     #[inline]
-    pub unsafe fn read(&mut self, dst: *mut u8, len: usize, peek: bool) -> Result<usize, Violation> {
+    pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, Violation> {
         if self.peer.is_null() {
             return Ok(0);
         }
@@ -342,14 +362,9 @@ impl RxRing {
                 left -= part;
                 done += part;
                 pos += part as u64;
-                if !peek {
-                    self.consumed = pos;
-                    // SAFETY: set by `new` from a reference that outlives the ring.
-                    unsafe { &*self.own }.consumed.store(pos, Release);
-                }
-            }
-            if peek {
-                break;
+                self.consumed = pos;
+                // SAFETY: set by `new` from a reference that outlives the ring.
+                unsafe { &*self.own }.consumed.store(pos, Release);
             }
         }
         Ok(done)
