@@ -5,6 +5,8 @@
 pub mod cx;
 mod basic;
 mod ends;
+mod signals;
+mod threads;
 mod waiting;
 
 use crate::args::Args;
@@ -21,6 +23,8 @@ fn all() -> Vec<Check> {
         basic::CHECKS,
         ends::CHECKS,
         waiting::CHECKS,
+        signals::CHECKS,
+        threads::CHECKS,
     ];
     lists.concat()
 }

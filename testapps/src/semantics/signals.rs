@@ -1,0 +1,235 @@
+//! Signals while a call waits, with and without `SA_RESTART`.
+
+use super::basic::ms;
+use super::cx::{Cx, Op, Res, Why};
+use super::waiting::set;
+use super::Check;
+use crate::{ensure, more, prng, same, sys, util};
+use libc::{EINTR, EPOLLIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, SA_RESTART, SIGUSR1};
+use std::time::Instant;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("eintr-recv", eintr_recv),
+    ("eintr-recv-timeout", eintr_recv_timeout),
+    ("eintr-recv-waitall", eintr_waitall),
+    ("eintr-send", eintr_send),
+    ("eintr-send-partial", eintr_send_partial),
+    ("eintr-poll", |cx| eintr_waits(cx, 0)),
+    ("eintr-poll-restart", |cx| eintr_waits(cx, SA_RESTART)),
+    ("restart-recv", restart_recv),
+    ("restart-send", restart_send),
+    ("signal-masks", masks),
+    ("signal-mask-data", mask_data),
+    ("signal-storm", storm),
+];
+
+fn join(t: std::thread::JoinHandle<()>) -> Res {
+    t.join().map_err(|_| Why("a thread panicked".into()))
+}
+
+/// Runs a call that a signal is to interrupt.
+fn hit<T: std::fmt::Debug + PartialEq>(what: &str, want: T, f: impl FnOnce() -> T) -> Res {
+    let before = more::signals();
+    let t = Instant::now();
+    let s = more::signal_after(40, SIGUSR1);
+    let got = f();
+    let took = ms(t);
+    join(s)?;
+    same!(got, want, "{what}");
+    same!(more::signals(), before + 1, "signals in {what}");
+    ensure!((30..1000).contains(&took), "{what} took {took} ms");
+    Ok(())
+}
+
+fn eintr_recv(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, 0)?;
+    let mut b = [0; 10];
+    hit("read", Err(EINTR), || sys::read(cx.fd, &mut b))?;
+    hit("recv", Err(EINTR), || sys::recv(cx.fd, &mut b, 0))?;
+    hit("recvmsg", Err(EINTR), || sys::recvmsg(cx.fd, &mut b, 2, 0))?;
+    hit("readv", Err(EINTR), || sys::readv(cx.fd, &mut b, 2))?;
+    cx.warm(10, 0)
+}
+
+fn eintr_recv_timeout(cx: &mut Cx) -> Res {
+    sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 3000)?;
+    let mut b = [0; 10];
+    // With a timeout the kernel does not restart the call, whatever the handler asks for.
+    for flags in [0, SA_RESTART] {
+        more::count_signal(SIGUSR1, flags)?;
+        hit("read with SO_RCVTIMEO", Err(EINTR), || sys::read(cx.fd, &mut b))?;
+    }
+    cx.warm(10, 0)
+}
+
+fn eintr_waitall(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, 0)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    let mut b = [0; 50];
+    hit("recv with MSG_WAITALL", Ok(10), || sys::recv(cx.fd, &mut b, MSG_WAITALL))?;
+    cx.take(&b[..10])
+}
+
+/// Fills the connection until nothing more goes in for a while.
+fn stuff(cx: &mut Cx) -> Result<u64, Why> {
+    let mut n = 0;
+    for _ in 0..4 {
+        n += cx.fill(1)? as u64 + cx.fill(4096)? as u64;
+        util::pause_ms(5);
+    }
+    Ok(n)
+}
+
+fn eintr_send(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, 0)?;
+    let n = stuff(cx)?;
+    hit("send", Err(EINTR), || sys::send(cx.fd, &[1; 100], MSG_NOSIGNAL))?;
+    hit("write", Err(EINTR), || sys::write(cx.fd, &[1; 100]))?;
+    hit("writev", Err(EINTR), || sys::writev(cx.fd, &[1; 100], 3))?;
+    same!(cx.tell(Op::Recv, n, 0, 0)?, n, "bytes that arrived");
+    cx.warm(10, 0)
+}
+
+fn eintr_send_partial(cx: &mut Cx) -> Res {
+    for flags in [0, SA_RESTART] {
+        more::count_signal(SIGUSR1, flags)?;
+        let b = prng::bytes(super::cx::OUT, cx.tx, 32 << 20);
+        let mut got = Ok(0);
+        hit("a long send", true, || {
+            got = sys::send(cx.fd, &b, MSG_NOSIGNAL);
+            matches!(got, Ok(n) if n > 0 && n < b.len())
+        })
+        .map_err(|e| Why(format!("{} {got:?}", e.0)))?;
+        let n = got? as u64;
+        cx.tx += n;
+        same!(cx.tell(Op::Recv, n, 0, 0)?, n, "bytes that arrived");
+    }
+    cx.warm(10, 0)
+}
+
+fn eintr_waits(cx: &mut Cx, flags: i32) -> Res {
+    more::count_signal(SIGUSR1, flags)?;
+    let ep = set(cx, EPOLLIN)?;
+    hit("poll", Err(EINTR), || sys::poll1(cx.fd, POLLIN, 5000))?;
+    hit("poll without end", Err(EINTR), || sys::poll1(cx.fd, POLLIN, -1))?;
+    hit("ppoll", Err(EINTR), || sys::ppoll1(cx.fd, POLLIN, 5_000_000))?;
+    hit("select", Err(EINTR), || sys::select(&[cx.fd], &[], 5000))?;
+    hit("pselect", Err(EINTR), || sys::pselect_read(cx.fd, 5000))?;
+    hit("epoll_wait", Err(EINTR), || sys::epoll_wait(ep, 4, 5000))?;
+    hit("epoll_wait without end", Err(EINTR), || sys::epoll_wait(ep, 4, -1))?;
+    hit("epoll_pwait", Err(EINTR), || sys::epoll_pwait(ep, 4, 5000))?;
+    cx.later(20, 10)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events after signals");
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn restart_recv(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    for _ in 0..3 {
+        let before = more::signals();
+        cx.later(90, 10)?;
+        let s = more::signal_after(40, SIGUSR1);
+        let mut b = [0; 20];
+        let t = Instant::now();
+        let got = sys::read(cx.fd, &mut b);
+        let took = ms(t);
+        join(s)?;
+        same!(got, Ok(10), "read with SA_RESTART");
+        same!(more::signals(), before + 1, "signals");
+        ensure!(took >= 60, "read took {took} ms");
+        cx.take(&b[..10])?;
+        cx.wait()?;
+    }
+    Ok(())
+}
+
+fn restart_send(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    let n = stuff(cx)?;
+    cx.post(Op::Sleep, 90_000, 0, 0)?;
+    cx.post(Op::Recv, n + 100, 0, 0)?;
+    let s = more::signal_after(40, SIGUSR1);
+    let b = cx.out(100);
+    let t = Instant::now();
+    let got = sys::send(cx.fd, &b, MSG_NOSIGNAL);
+    let took = ms(t);
+    join(s)?;
+    same!(got, Ok(100), "send with SA_RESTART");
+    ensure!(took >= 60, "send took {took} ms");
+    same!(cx.wait()?, n + 100, "bytes that arrived");
+    Ok(())
+}
+
+fn masks(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    more::block_signal(SIGUSR1);
+    let ep = set(cx, EPOLLIN)?;
+    for (call, fd) in [("ppoll", cx.fd), ("pselect", cx.fd), ("epoll_pwait", ep)] {
+        let before = more::signals();
+        sys::pthread_kill(sys::pthread_self(), SIGUSR1);
+        util::pause_ms(5);
+        same!(more::signals(), before, "signals while it is blocked");
+        // A wait with that signal blocked is not disturbed.
+        same!(sys::poll1(cx.fd, POLLIN, 20), Ok(0), "poll with a blocked signal");
+        let t = Instant::now();
+        same!(more::masked_wait(call, fd, 3000), Err(EINTR), "{call} with an empty mask");
+        ensure!(ms(t) < 500, "{call} took {} ms", ms(t));
+        same!(more::signals(), before + 1, "signals in {call}");
+        let s = more::signal_after(40, SIGUSR1);
+        same!(more::masked_wait(call, fd, 3000), Err(EINTR), "{call}, signal while it waits");
+        join(s)?;
+        same!(more::signals(), before + 2, "signals in {call}");
+    }
+    cx.warm(10, 0)
+}
+
+fn mask_data(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    more::count_signal(SIGUSR1, 0)?;
+    more::block_signal(SIGUSR1);
+    for (call, fd) in [("ppoll", cx.fd), ("pselect", cx.fd), ("epoll_pwait", ep)] {
+        cx.later(30, 10)?;
+        same!(more::masked_wait(call, fd, 3000), Ok(1), "{call} with an empty mask and data");
+        cx.wait()?;
+        cx.recv(10)?;
+        same!(more::masked_wait(call, fd, 20), Ok(0), "{call} with nothing");
+    }
+    sys::pthread_kill(sys::pthread_self(), SIGUSR1);
+    util::pause_ms(5);
+    same!(more::signals(), 0, "signals: the mask was not put back");
+    Ok(())
+}
+
+fn storm(cx: &mut Cx) -> Res {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static DONE: AtomicBool = AtomicBool::new(false);
+    more::count_signal(SIGUSR1, 0)?;
+    let me = sys::pthread_self();
+    let t = std::thread::spawn(move || {
+        for _ in 0..100_000 {
+            if DONE.load(Ordering::SeqCst) {
+                break;
+            }
+            sys::pthread_kill(me, SIGUSR1);
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    });
+    let mut run = || -> Res {
+        for _ in 0..4 {
+            cx.post(Op::SendBits, 100, 5000, 100)?;
+            cx.recv(500_000)?;
+            cx.wait()?;
+            cx.post(Op::SlowRecv, 4_000_000, 100_000, 200)?;
+            cx.send(4_000_000)?;
+            same!(cx.wait()?, 4_000_000, "bytes that arrived");
+        }
+        Ok(())
+    };
+    let r = run();
+    DONE.store(true, Ordering::SeqCst);
+    join(t)?;
+    r
+}

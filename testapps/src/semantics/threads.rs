@@ -1,0 +1,331 @@
+//! Several threads at one connection or one epoll set.
+
+use super::basic::ms;
+use super::cx::{Cx, Op, Res, Why, IN};
+use super::waiting::set;
+use super::Check;
+use crate::{ensure, more, prng, same, sys, util};
+use libc::{EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use libc::{MSG_NOSIGNAL, POLLIN, SHUT_RDWR, SHUT_WR};
+use std::os::fd::RawFd;
+use std::thread::{spawn, JoinHandle};
+use std::time::Instant;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("shutdown-wakes-recv", shutdown_wakes_recv),
+    ("shutdown-wakes-send", shutdown_wakes_send),
+    ("shutdown-wakes-poll", shutdown_wakes_poll),
+    ("two-readers", two_readers),
+    ("two-writers", two_writers),
+    ("reader-and-writer", reader_and_writer),
+    ("poll-beside-reader", poll_beside_reader),
+    ("epoll-add-while-waiting", |cx| ctl_while_waiting(cx, EPOLL_CTL_ADD)),
+    ("epoll-mod-while-waiting", |cx| ctl_while_waiting(cx, EPOLL_CTL_MOD)),
+    ("epoll-del-while-waiting", del_while_waiting),
+    ("epoll-mod-rearms-other-thread", rearm_other),
+    ("epoll-edge-two-waiters", edge_two_waiters),
+    ("epoll-wakes-all-sets", all_sets),
+    ("epoll-oneshot-workers", oneshot_workers),
+    ("fcntl-by-other-thread", fcntl_other),
+];
+
+fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
+    t.join().map_err(|_| Why("a thread panicked".into()))
+}
+
+fn after(ms: u64, f: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    spawn(move || {
+        util::pause_ms(ms);
+        f()
+    })
+}
+
+fn shutdown_wakes_recv(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let t = after(50, move || {
+        let _ = sys::shutdown(fd, SHUT_RDWR);
+    });
+    same!(sys::read(fd, &mut [0; 4]), Ok(0), "a read that waits");
+    join(t)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads");
+    Ok(())
+}
+
+fn shutdown_wakes_send(cx: &mut Cx) -> Res {
+    let (n, fd) = (cx.fill(4096)?, cx.fd);
+    let t = after(50, move || {
+        let _ = sys::shutdown(fd, SHUT_WR);
+    });
+    let b = prng::bytes(super::cx::OUT, cx.tx, 32 << 20);
+    let r = sys::send(fd, &b, MSG_NOSIGNAL);
+    join(t)?;
+    let more = match r {
+        Ok(k) => {
+            same!(sys::send(fd, &b, MSG_NOSIGNAL), Err(EPIPE), "the next send");
+            k
+        }
+        Err(e) => {
+            same!(e, EPIPE, "a send that waits");
+            0
+        }
+    };
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, (n + more) as u64, "bytes before the end");
+    Ok(())
+}
+
+fn shutdown_wakes_poll(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    let w = spawn(move || sys::epoll_wait(ep, 4, 5000));
+    let t = after(50, move || {
+        let _ = sys::shutdown(fd, SHUT_RDWR);
+    });
+    let r = sys::poll1(fd, POLLIN, 5000)?;
+    same!(r, POLLIN | libc::POLLHUP, "a poll that waits");
+    same!(join(w)?, Ok(vec![((EPOLLIN | libc::EPOLLHUP) as u32, 7)]), "an epoll_wait that waits");
+    join(t)
+}
+
+/// Reads messages of 8 bytes (their numbers) until the number is `u64::MAX`.
+fn read_numbers(fd: RawFd) -> Result<Vec<u64>, i32> {
+    let mut v = Vec::new();
+    loop {
+        let mut b = [0; 8];
+        match sys::read(fd, &mut b) {
+            Ok(8) => v.push(u64::from_ne_bytes(b)),
+            Ok(0) => return Ok(v),
+            Ok(_) => return Err(libc::EPROTO),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn two_readers(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    // Pieces of 8 bytes, whole in every read: which are which says the stream's own contents.
+    let n = 4000;
+    let t: Vec<_> = (0..2).map(|_| spawn(move || read_numbers(fd))).collect();
+    util::pause_ms(20);
+    cx.post(Op::SendBits, n, 8, 0)?;
+    cx.post(Op::Sleep, 20_000, 0, 0)?;
+    cx.post(Op::SendBits, 40, 8, 1000)?;
+    cx.post(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    cx.wait()?;
+    let mut got = Vec::new();
+    for t in t {
+        got.extend(join(t)??);
+    }
+    let want = prng::bytes(IN, cx.rx, (n as usize + 40) * 8);
+    let number = |c: &[u8]| c.iter().rev().fold(0, |a, &x| a << 8 | x as u64);
+    let mut want: Vec<u64> = want.chunks(8).map(number).collect();
+    want.sort();
+    got.sort();
+    ensure!(got == want, "two readers got {} pieces of {}, or others", got.len(), want.len());
+    Ok(())
+}
+
+fn two_writers(cx: &mut Cx) -> Res {
+    // Each writer repeats one byte; what arrives is echoed by nobody, so a second connection of
+    // our own is used, warmed by its own traffic.
+    let (l, port) = sys::listen(0, 4)?;
+    let a = sys::connect(port)?;
+    let b = sys::accept(l, 0)?;
+    for i in 0..60u8 {
+        sys::write_all(a, &[i; 32])?;
+        sys::read_exact(b, &mut [0; 32])?;
+        sys::write_all(b, &[i; 32])?;
+        sys::read_exact(a, &mut [0; 32])?;
+        if i % 10 == 0 {
+            util::pause_ms(5);
+        }
+    }
+    let each = 3000;
+    let t: Vec<_> = (1..3u8)
+        .map(|k| spawn(move || (0..each).all(|_| sys::send(a, &[k; 1000], 0) == Ok(1000))))
+        .collect();
+    let (mut count, mut buf) = ([0usize; 3], vec![0; 2 * each * 1000]);
+    sys::read_exact(b, &mut buf)?;
+    buf.iter().for_each(|&x| count[(x as usize).min(2) * (x < 3) as usize] += 1);
+    for t in t {
+        ensure!(join(t)?, "a send failed");
+    }
+    same!(count, [0, each * 1000, each * 1000], "bytes of each writer");
+    sys::close(a)?;
+    sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+fn reader_and_writer(cx: &mut Cx) -> Res {
+    let n = 8 << 20;
+    let mut w = cx.with_fd(cx.fd);
+    // The puppet does one thing at a time, so it echoes big messages.
+    cx.post(Op::Echo, 64, n / 64, 0)?;
+    let t = spawn(move || w.send(n as usize).map(|_| w.tx));
+    cx.recv(n as usize)?;
+    cx.tx = join(t)??;
+    same!(cx.wait()?, 64, "messages echoed");
+    Ok(())
+}
+
+fn poll_beside_reader(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let w = spawn(move || sys::poll1(fd, POLLIN, 5000));
+    util::pause_ms(20);
+    cx.later(20, 10)?;
+    same!(join(w)?, Ok(POLLIN), "poll in another thread");
+    cx.wait()?;
+    cx.recv(10)?;
+    // Both wait; whoever comes first, nobody hangs.
+    let w = spawn(move || sys::poll1(fd, POLLIN, 300));
+    cx.later(50, 10)?;
+    cx.recv(10)?;
+    let got = join(w)?;
+    ensure!(got == Ok(0) || got == Ok(POLLIN), "poll beside a reader: {got:?}");
+    Ok(())
+}
+
+fn ctl_while_waiting(cx: &mut Cx, op: i32) -> Res {
+    let ep = sys::epoll_create()?;
+    if op == EPOLL_CTL_MOD {
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, 0, 7)?;
+    }
+    // First with data that is there already, then with data that comes later.
+    for early in [true, false] {
+        if early {
+            cx.tell(Op::Send, 10, 0, 0)?;
+            cx.arrive(10)?;
+        }
+        let w = spawn(move || (sys::epoll_wait(ep, 4, 5000), Instant::now()));
+        util::pause_ms(40);
+        let t = Instant::now();
+        sys::epoll_ctl(ep, op, cx.fd, EPOLLIN as u32, 7)?;
+        if !early {
+            util::pause_ms(20);
+            cx.tell(Op::Send, 10, 0, 0)?;
+        }
+        let (got, at) = join(w)?;
+        same!(got, Ok(vec![(EPOLLIN as u32, 7)]), "epoll_wait (early {early})");
+        ensure!(at.duration_since(t).as_millis() < 1000, "it took {:?}", at.duration_since(t));
+        cx.recv(10)?;
+        if op == EPOLL_CTL_ADD {
+            sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+        } else {
+            sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, 0, 7)?;
+        }
+    }
+    Ok(())
+}
+
+fn del_while_waiting(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let w = spawn(move || sys::epoll_wait(ep, 4, 200));
+    util::pause_ms(40);
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(join(w)?, Ok(vec![]), "events after EPOLL_CTL_DEL");
+    cx.recv(10)
+}
+
+fn rearm_other(cx: &mut Cx) -> Res {
+    let e = EPOLLIN | EPOLLONESHOT;
+    let ep = set(cx, e)?;
+    for round in 0..5 {
+        cx.tell(Op::Send, 20, 0, 0)?;
+        same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "the event of round {round}");
+        cx.arrive(20)?;
+        let w = spawn(move || sys::epoll_wait(ep, 4, 5000));
+        util::pause_ms(20);
+        cx.recv(10)?;
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+        same!(join(w)?, Ok(vec![(EPOLLIN as u32, 7)]), "the event in the other thread");
+        cx.recv(10)?;
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, e as u32, 7)?;
+    }
+    Ok(())
+}
+
+fn edge_two_waiters(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    for _ in 0..5 {
+        let w: Vec<_> = (0..2).map(|_| spawn(move || sys::epoll_wait(ep, 4, 250))).collect();
+        cx.later(40, 10)?;
+        let mut n = 0;
+        for w in w {
+            n += join(w)??.len();
+        }
+        same!(n, 1, "threads that one edge woke");
+        cx.wait()?;
+        cx.recv(10)?;
+    }
+    Ok(())
+}
+
+fn all_sets(cx: &mut Cx) -> Res {
+    let sets = [set(cx, EPOLLIN)?, set(cx, EPOLLIN | EPOLLET)?, set(cx, EPOLLIN | EPOLLONESHOT)?];
+    let w: Vec<_> = sets.into_iter().map(|ep| spawn(move || sys::epoll_wait(ep, 4, 3000))).collect();
+    cx.later(50, 10)?;
+    for (i, w) in w.into_iter().enumerate() {
+        same!(join(w)?, Ok(vec![(EPOLLIN as u32, 7)]), "set {i}");
+    }
+    cx.wait()?;
+    cx.recv(10)
+}
+
+fn oneshot_workers(cx: &mut Cx) -> Res {
+    let e = EPOLLIN | EPOLLONESHOT;
+    let ep = set(cx, e)?;
+    let stop = more::eventfd()?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, stop, EPOLLIN as u32, 9)?;
+    let fd = cx.fd;
+    // One echo worker at a time owns the connection; the byte streams show any overlap.
+    let worker = move || -> Result<usize, i32> {
+        let mut n = 0;
+        for _ in 0..1_000_000 {
+            for (_, d) in sys::epoll_wait(ep, 1, 5000)? {
+                if d == 9 {
+                    return Ok(n);
+                }
+                let mut b = [0; 256];
+                let k = sys::recv(fd, &mut b, libc::MSG_DONTWAIT)?;
+                n += k;
+                sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, e as u32, 7)?;
+            }
+        }
+        Err(libc::ETIME)
+    };
+    let t: Vec<_> = (0..3).map(|_| spawn(worker)).collect();
+    cx.tell(Op::SendBits, 1000, 50, 20)?;
+    for _ in 0..2000 {
+        if sys::fionread(fd)? == 0 {
+            break;
+        }
+        util::pause_ms(1);
+    }
+    util::pause_ms(20);
+    sys::write(stop, &1u64.to_ne_bytes())?;
+    let mut n = 0;
+    for t in t {
+        n += join(t)??;
+    }
+    same!(n, 50_000, "bytes that the workers read");
+    Ok(())
+}
+
+fn fcntl_other(cx: &mut Cx) -> Res {
+    // O_NONBLOCK set while another thread waits does not disturb that wait.
+    let fd = cx.fd;
+    let t = after(30, move || {
+        let _ = sys::nonblock(fd, true);
+    });
+    cx.later(80, 10)?;
+    let mut b = [0; 10];
+    let start = Instant::now();
+    same!(sys::read(fd, &mut b), Ok(10), "a read that waits");
+    ensure!(ms(start) >= 60, "it took {} ms", ms(start));
+    cx.take(&b)?;
+    join(t)?;
+    same!(sys::read(fd, &mut b), Err(libc::EAGAIN), "the next read");
+    sys::nonblock(fd, false)?;
+    Ok(())
+}
