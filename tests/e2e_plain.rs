@@ -86,7 +86,7 @@ fn the_client_has_another_version() {
 fn two_of_the_same_other_version_use_rings() {
     let _one = one_at_a_time();
     let place = Place::new("version");
-    let (sw, cw) = ("echo-server --style epoll-lt", "echo-client --conns 2 --rounds 8000 --max 16k");
+    let (sw, cw) = ("echo-server --style epoll-lt", "echo-client --conns 2 --rounds 24000 --max 16k");
     let (s, c) = run_pair(&place, (OTHER_VERSION, sw), (OTHER_VERSION, cw), 90.0);
     if !dry() {
         s.report(sw).assert_rings(sw);

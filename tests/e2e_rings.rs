@@ -49,7 +49,7 @@ fn pair_of_forks(server: &str, client: &str) {
     }
 }
 
-const ECHO: &str = "echo-client --conns 4 --threads 2 --rounds 8000 --max 16k";
+const ECHO: &str = "echo-client --conns 4 --threads 2 --rounds 24000 --max 16k";
 
 #[test]
 fn echo_thread_per_connection() {
@@ -90,7 +90,7 @@ fn echo_epoll_in_epoll() {
 fn echo_prefork() {
     pair_of_forks(
         "echo-server --style prefork --children 3",
-        "echo-client --conns 3 --threads 3 --rounds 8000 --max 16k --reconnect 2",
+        "echo-client --conns 3 --threads 3 --rounds 24000 --max 16k --reconnect 2",
     );
 }
 
@@ -101,7 +101,7 @@ fn echo_fork_per_connection() {
 
 #[test]
 fn echo_client_that_selects() {
-    pair("echo-server --style epoll-lt", "echo-client --select --conns 3 --rounds 8000 --max 16k");
+    pair("echo-server --style epoll-lt", "echo-client --select --conns 3 --rounds 24000 --max 16k");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn echo_many_connections() {
 
 #[test]
 fn echo_connections_come_and_go() {
-    let client = "echo-client --conns 4 --threads 4 --rounds 2500 --max 4k --reconnect 12";
+    let client = "echo-client --conns 4 --threads 4 --rounds 12000 --max 4k --reconnect 8";
     pair("echo-server --style thread", client);
     pair("echo-server --style epoll-et", client);
 }

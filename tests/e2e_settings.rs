@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const SERVER: &str = "echo-server --style epoll-lt";
-const CLIENT: &str = "echo-client --conns 3 --rounds 8000 --max 16k";
+const CLIENT: &str = "echo-client --conns 3 --rounds 24000 --max 16k";
 
 /// Runs a pair whose both ends have one more setting.
 fn pair_with(place: &Place, name: &str, value: &str) -> (Ended, Ended) {
