@@ -587,8 +587,11 @@ impl Set {
                     if ev.events & EXCLUSIVE != 0 && ev.events & !WITH_EXCLUSIVE != 0 {
                         return Err(libc::EINVAL);
                     }
-                    self.need_bell().ok_or(libc::ENOSPC)?;
-                    self.managed.fetch_add(1, SeqCst);
+                    let b = self.need_bell().ok_or(libc::ENOSPC)?;
+                    if self.managed.fetch_add(1, SeqCst) == 0 {
+                        // Who sleeps in the kernel does not know yet that there is a bell.
+                        bell::ring(b);
+                    }
                 } else {
                     kernel_ctl(epfd, op, fd, &ev)?;
                 }
@@ -718,10 +721,26 @@ pub fn polled(epfd: c_int) {
 /// # Safety
 /// `evs` must have room for `max` events; `mask` is null or readable.
 pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
-    let Some(s) = set_of(epfd) else { return Outcome::Bypass };
-    if max <= 0 || evs.is_null() {
+    if max <= 0 || evs.is_null() || !crate::process::is_active() {
         return Outcome::Bypass;
     }
+    let s = match set_of(epfd) {
+        Some(s) => s,
+        None => {
+            // A connection may be added while we sleep, so we must not sleep where we cannot filter. The
+            // first call tells whether it is an epoll set at all.
+            // SAFETY: the program's array.
+            match unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, 0, mask, if mask.is_null() { 0usize } else { 8 }) } {
+                Ok(0) if timeout_ns != 0 => {}
+                Ok(n) => return Outcome::Done(n as isize),
+                Err(_) => return Outcome::Bypass,
+            }
+            match make_set(epfd) {
+                Some(s) => s,
+                None => return Outcome::Bypass,
+            }
+        }
+    };
     match s.wait(evs, max, timeout_ns, mask) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),

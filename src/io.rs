@@ -291,7 +291,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
     }
     match rx.path() {
         RxPath::Ring | RxPath::RingFinal => {
-            if b.is_nowhere() && rx.ring().waiting() > 0 {
+            if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
             }
             let mut n = 0;
@@ -441,7 +441,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut m
             Take::Error(e) => return Step::Return(Outcome::Fail(e)),
             Take::Gone => return Step::Again,
             Take::Empty if may_wait => {
-                if let Err(e) = wait(fd, conn, false, deadline) {
+                if let Err(e) = wait(fd, conn, false, deadline, b.skip > 0) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -455,7 +455,8 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut m
 }
 
 /// Sleeps until the connection may be readable (or writable). `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
-fn wait(fd: c_int, conn: &Conn, to_write: bool, deadline: i64) -> Result<(), Errno> {
+/// `begun`: some bytes are transferred already, so that every signal ends the call.
+fn wait(fd: c_int, conn: &Conn, to_write: bool, deadline: i64, begun: bool) -> Result<(), Errno> {
     let (bits, count): (u32, &AtomicU32) = if to_write { (FUTEX_TX, &conn.fut_tx) } else { (FUTEX_RX, &conn.fut_rx) };
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
@@ -493,6 +494,13 @@ fn wait(fd: c_int, conn: &Conn, to_write: bool, deadline: i64) -> Result<(), Err
             }
             // In slices, because a local event may come between the look and the sleep.
             futex_wait(word, value, left.min(10_000_000))
+        } else if begun {
+            futex_wait(word, value, 10_000_000)
+        } else if conn.is_inherited() {
+            // The background thread that watches it is another process's, which may have let go of it.
+            let r = futex_wait(word, value, 20_000_000);
+            pump::quick(conn);
+            r
         } else {
             match futex_wait2(word, value, &conn.epoch, epoch) {
                 Err(libc::ENOSYS) => futex_wait(word, value, 10_000_000),
@@ -736,7 +744,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> S
             }
             Put::Full => {
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, true, deadline) {
+                if let Err(e) = wait(fd, conn, true, deadline, b.skip > 0) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }

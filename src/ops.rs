@@ -374,7 +374,6 @@ pub unsafe fn epoll_wait(
     timeout_ns: i64,
     sigmask: *const sigset_t,
 ) -> Outcome {
-    foreign!(ep);
     // SAFETY: the caller's promise.
     unsafe { epoll::wait(ep, evs, max, timeout_ns, sigmask) }
 }
