@@ -86,8 +86,11 @@ fn set_of(epfd: c_int) -> Option<&'static Set> {
 
 fn make_set(epfd: c_int) -> Option<&'static Set> {
     let _g = FREE_LOCK.lock();
-    if let Some(s) = set_of(epfd) {
-        return Some(s);
+    match table::get(epfd) {
+        Entry::None => {}
+        Entry::Set(s) => return Some(s),
+        // No epoll set at all: the kernel will say so.
+        Entry::Conn(_) => return None,
     }
     let free = FREE.load(Relaxed);
     // SAFETY: sets are leaked boxes.

@@ -36,7 +36,16 @@ pub enum Front {
 
 /// Looks at the TCP stream of an armed connection without taking anything.
 pub fn front(rx: &mut Rx) -> Front {
-    let conn = rx.conn();
+    front_of(rx.conn(), rx.nonce())
+}
+
+/// Whether the peer may have begun to write its mark. To be read after the bytes in question: whoever
+/// wrote the first byte of a mark had said so before.
+fn mark_begun(conn: &Conn) -> bool {
+    conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0)
+}
+
+fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
     let mut buf = [0u8; 4096];
     // SAFETY: `buf` has room.
     let n = match unsafe { sys::recv(conn.fd.load(Relaxed), buf.as_mut_ptr().cast(), buf.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
@@ -45,9 +54,7 @@ pub fn front(rx: &mut Rx) -> Front {
         Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
         Err(e) => return Front::Failed(e),
     };
-    // Read after the bytes: whoever wrote the first byte of a mark had said so before.
-    let begun = conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0);
-    match wire::scan(&buf[..n], &rx.nonce(), begun) {
+    match wire::scan(&buf[..n], &nonce, mark_begun(conn)) {
         Scan::App(n) => Front::App(n),
         Scan::Mark => Front::Mark,
         Scan::Partial => Front::Wait,
@@ -353,7 +360,8 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             r
         }
         RxPath::Armed => match front(&mut rx) {
-            Front::App(n) => tcp_take(fd, conn, b, n, flags),
+            Front::App(n) if trunc => tcp_take(fd, conn, b, n, flags),
+            Front::App(_) => armed_take(fd, conn, &rx, b, flags),
             Front::Mark => {
                 drop(rx);
                 let mut both = conn.lock_both();
@@ -387,6 +395,43 @@ fn ended(conn: &Conn, rx: &mut Rx) -> Take {
         return if e != 0 { Take::Error(e) } else { Take::End };
     }
     Take::Empty
+}
+
+/// Takes what stands before the mark, as much as a plain receive would: peeks into the program's own
+/// buffers, and then takes what of it is the program's.
+fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let mut total = 0;
+    for (p, len) in b.parts() {
+        if len < wire::MARK_LEN {
+            // Too small to tell a mark in; what is known to stand at the front will do.
+            if total == 0 {
+                let Front::App(n) = front_of(conn, rx.nonce()) else { return Take::Empty };
+                return tcp_take(fd, conn, b, n, flags);
+            }
+            break;
+        }
+        // SAFETY: the program's buffer, as it gave it.
+        let n = match unsafe { sys::recv(fd, p.cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+            Ok(n) if n > 0 => n,
+            _ => break,
+        };
+        // SAFETY: the kernel has just written `n` bytes there.
+        let window = unsafe { core::slice::from_raw_parts(p, n) };
+        let Scan::App(app) = wire::scan(window, &rx.nonce(), mark_begun(conn)) else { break };
+        if peek {
+            return Take::Got(app);
+        }
+        // SAFETY: the program's buffer, as it gave it.
+        let Ok(got) = (unsafe { sys::recv(fd, p.cast(), app, libc::MSG_DONTWAIT) }) else { break };
+        conn.rx_tcp.fetch_add(got as u64, Relaxed);
+        conn.stats().rx_bytes_tcp.fetch_add(got as u64, Relaxed);
+        total += got;
+        if got < len {
+            break;
+        }
+    }
+    if total > 0 { Take::Got(total) } else { Take::Empty }
 }
 
 fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take {
