@@ -525,23 +525,6 @@ pub fn sigaction(sig: c_int, handler: extern "C" fn(c_int), flags: c_int) -> R<(
     }
 }
 
-/// Restores a signal's default action.
-pub fn sigdefault(sig: c_int) {
-    // SAFETY: SIG_DFL is always valid.
-    unsafe { libc::signal(sig, libc::SIG_DFL) };
-}
-
-/// CPU seconds (user and system) that this process has used.
-pub fn cpu_seconds() -> f64 {
-    // SAFETY: all-zero is a valid rusage and the pointer is valid.
-    unsafe {
-        let mut u: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut u);
-        let t = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-        t(u.ru_utime) + t(u.ru_stime)
-    }
-}
-
 /// Reads until the buffer is full; `Err(0)` at an early end of the stream.
 pub fn read_exact(fd: RawFd, b: &mut [u8]) -> R<()> {
     let mut at = 0;
@@ -571,6 +554,15 @@ pub fn write_all(fd: RawFd, b: &[u8]) -> R<()> {
             }
             Err(e) => return Err(e),
         }
+    }
+    Ok(())
+}
+
+/// Writes the whole buffer to any kind of file.
+pub fn write_all_fd(fd: RawFd, b: &[u8]) -> R<()> {
+    let mut at = 0;
+    while at < b.len() {
+        at += write(fd, &b[at..])?;
     }
     Ok(())
 }

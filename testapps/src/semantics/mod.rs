@@ -4,7 +4,9 @@
 
 pub mod cx;
 mod basic;
+mod bulk;
 mod ends;
+mod procs;
 mod signals;
 mod threads;
 mod waiting;
@@ -25,6 +27,8 @@ fn all() -> Vec<Check> {
         waiting::CHECKS,
         signals::CHECKS,
         threads::CHECKS,
+        procs::CHECKS,
+        bulk::CHECKS,
     ];
     lists.concat()
 }
