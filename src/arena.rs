@@ -81,7 +81,7 @@ pub fn alloc() -> Option<&'static Conn> {
         let i = (from + n) % CAPACITY;
         // SAFETY: in bounds; zeroed memory is a `Conn` in phase `Free`.
         let c = unsafe { &*a.conns.add(i) };
-        if c.phase() != Phase::Free || !c.claim() {
+        if c.phase() != Phase::Free || c.is_haunted() || !c.claim() {
             continue;
         }
         if i as u32 >= h.used.load(Relaxed) {
@@ -100,6 +100,7 @@ pub fn alloc() -> Option<&'static Conn> {
             if (*local).fds.load(Relaxed) == u32::MAX || gen == 1 {
                 local.write(Local::default());
             }
+            (*local).fd.store(-1, Relaxed);
             (*local).fds.store(0, Relaxed);
             (*local).managed.store(false, Relaxed);
             (*local).watchers.store(0, Relaxed);

@@ -300,10 +300,10 @@ impl Bg {
     fn linger(&mut self, conn: &'static Conn) {
         let done = {
             let mut b = conn.lock_both();
-            !b.tx.pending() && b.tx.path() != crate::switch::TxPath::Replay || b.sw().is_plain() || conn.has_ended(END_EOF)
+            !b.is_owed() || b.sw().is_plain() || conn.has_ended(END_EOF)
         };
         if done {
-            let fd = conn.fd.swap(-1, AcqRel);
+            let fd = conn.local().fd.swap(-1, AcqRel);
             self.unwatch(fd);
             sys::close(fd);
             conn.set_phase(Phase::Closed);
@@ -322,7 +322,7 @@ impl Bg {
                 conn.why(Why::Shared);
                 return;
             }
-            rv::ends(conn.fd.load(Relaxed))
+            rv::ends(conn.local().fd.load(Relaxed))
         };
         let Some(ends) = ends else { return };
         note_ends(conn, &ends);
@@ -851,7 +851,7 @@ impl Bg {
     /// Makes a connection ours and starts to look for its mark. `Err(None)`: not now.
     fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Option<Why>> {
         let mut b = conn.lock_both();
-        let fd = conn.fd.load(Relaxed);
+        let fd = conn.local().fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 {
             return Err(Some(Why::Refused));
         }
@@ -892,7 +892,7 @@ impl Bg {
         if conn.phase() != Phase::Managed || !b.sw().is_plain() {
             return;
         }
-        let fd = conn.fd.load(Relaxed);
+        let fd = conn.local().fd.load(Relaxed);
         self.unwatch(fd);
         let s = conn.stats();
         if why == Why::Returned {

@@ -69,7 +69,9 @@ pub mod ask {
 pub struct Local {
     /// Guards the rest.
     pub lock: Lock,
-    /// Fd numbers of this process.
+    /// An fd number of it in this process, or -1: then this process does not touch the socket any more.
+    pub fd: AtomicI32,
+    /// How many fd numbers of this process are it.
     pub fds: AtomicU32,
     /// Whether the epoll sets of this process know it as managed. Under `lock`.
     pub managed: AtomicBool,
@@ -113,8 +115,6 @@ pub struct Conn {
     pub looked_twice: AtomicBool,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
-    /// An fd number of it in this process, or -1.
-    pub fd: AtomicI32,
     /// Processes that hold it.
     pub procs: AtomicU32,
     /// I/O calls.
@@ -255,6 +255,15 @@ impl Both<'_> {
         // SAFETY: both locks are held, and `&mut self` is unique.
         unsafe { &mut *self.rx.conn.sw.get() }
     }
+    /// Whether the kernel's socket must stay open for a while after a close: bytes of ours are still to be
+    /// written, or the peer may still write a mark, which would make a closed socket answer with a reset.
+    pub fn is_owed(&mut self) -> bool {
+        let conn = self.rx.conn();
+        self.tx.pending()
+            || self.tx.path() == TxPath::Replay
+            || (self.rx.path() == RxPath::Armed && conn.peer().is_some() && !conn.has_ended(END_EOF))
+    }
+
     /// Notes what the peer looks for.
     pub fn set_peer_nonce(&mut self, n: Nonce) {
         // SAFETY: both locks are held, and `&mut self` is unique.
@@ -276,9 +285,6 @@ impl Conn {
         for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot] {
             *w.get_mut() = 0;
         }
-        for w in [&mut self.tx_inflight, &mut self.rx_inflight, &mut self.peekers, &mut self.fut_rx, &mut self.fut_tx] {
-            *w.get_mut() = 0;
-        }
         for w in [&mut self.tx_tcp, &mut self.rx_tcp] {
             *w.get_mut() = 0;
         }
@@ -294,7 +300,6 @@ impl Conn {
         *self.gen.get_mut() = gen;
         *self.rcvlowat.get_mut() = 1;
         *self.procs.get_mut() = 1;
-        *self.fd.get_mut() = -1;
         *self.peer_slot.get_mut() = u32::MAX;
         *self.local.get_mut() = local;
         *self.stats.get_mut() = stats;
@@ -318,6 +323,11 @@ impl Conn {
     /// Changes the phase.
     pub fn set_phase(&self, p: Phase) {
         self.phase.store(p as u8, SeqCst);
+    }
+
+    /// Whether a thread is still inside a call on the record's former life.
+    pub fn is_haunted(&self) -> bool {
+        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx].iter().any(|w| w.load(SeqCst) != 0)
     }
 
     /// Takes a free record. Only for the arena.
@@ -454,7 +464,7 @@ impl Conn {
                 let n = rx.ring().waiting();
                 (n >= want && !returning) || (!returning && self.fin_seen()) || self.has_ended(END_EOF)
             }
-            RxPath::Tcp | RxPath::Replay => sys::poll_now(self.fd.load(Relaxed), libc::POLLIN) != 0,
+            RxPath::Tcp | RxPath::Replay => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLIN) != 0,
             RxPath::Armed => match crate::io::front(&mut rx) {
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
@@ -505,7 +515,7 @@ impl Conn {
                 }
                 ok
             }
-            TxPath::Tcp if !tx.pending() => sys::poll_now(self.fd.load(Relaxed), libc::POLLOUT) != 0,
+            TxPath::Tcp if !tx.pending() => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
             _ => false,
         }
     }

@@ -61,12 +61,16 @@ pub struct Set {
     /// There are such sets in this one.
     nests: AtomicBool,
     lock: Lock,
+    /// Held while the bell is made.
+    bell_lock: Lock,
     inner: UnsafeCell<Inner>,
     next_free: AtomicPtr<Set>,
     /// Not 0 once a one-shot item was added.
     oneshots: AtomicU32,
     /// The last harvest filled the program's array: the kernel's fds come first next time.
     kernel_first: AtomicBool,
+    /// Threads that sleep here as if nothing were managed.
+    unaware: AtomicU32,
     /// When the kernel's fds were looked at last.
     kernel_at: AtomicI64,
 }
@@ -108,10 +112,12 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             exposed: AtomicBool::new(false),
             nests: AtomicBool::new(false),
             lock: Lock::new(),
+            bell_lock: Lock::new(),
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),
             oneshots: AtomicU32::new(0),
             kernel_first: AtomicBool::new(false),
+            unaware: AtomicU32::new(0),
             kernel_at: AtomicI64::new(0),
         })),
     };
@@ -214,6 +220,7 @@ impl Set {
 
     /// Makes sure that the set has a bell in the kernel's set.
     fn need_bell(&self) -> Option<u32> {
+        let _g = self.bell_lock.lock();
         let b = self.bell.load(Acquire);
         if b != 0 {
             return Some(b);
@@ -282,9 +289,7 @@ impl Set {
                 if got == 0 || events & ET != 0 {
                     // The next change is to be told; what happened before that request is looked at after it.
                     self.arm(conn, mask);
-                    if got == 0 {
-                        got = conn.readiness(mask);
-                    }
+                    got |= conn.readiness(mask);
                 }
                 if got == 0 {
                     continue;
@@ -411,7 +416,14 @@ impl Set {
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         loop {
             if self.managed.load(SeqCst) == 0 {
-                let n = self.from_kernel(evs, max, left(), mask)?;
+                self.unaware.fetch_add(1, SeqCst);
+                let n = self.from_kernel(evs, max, left(), mask);
+                let others = self.unaware.fetch_sub(1, SeqCst) > 1;
+                if others && self.managed.load(SeqCst) > 0 {
+                    // They sleep without being counted at the bell, which wakes one of them at a time.
+                    bell::ring(self.bell.load(Acquire));
+                }
+                let n = n?;
                 if n > 0 || left() == 0 {
                     return Ok(n as isize);
                 }
@@ -559,9 +571,13 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
     let Some(set) = make_set(epfd) else { return Outcome::Bypass };
     // SAFETY: the caller's promise.
     let want = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
-    conn.evidence.store(true, Relaxed);
     match set.change(op, fd, conn, want) {
-        Ok(()) => Outcome::Done(0),
+        Ok(()) => {
+            if op != libc::EPOLL_CTL_DEL {
+                conn.evidence.store(true, Relaxed);
+            }
+            Outcome::Done(0)
+        }
         Err(e) => Outcome::Fail(e),
     }
 }
@@ -627,8 +643,25 @@ impl Set {
                     i.spent = false;
                 }
                 None => {
-                    // Never seen: added before we knew the fd, or not at all.
+                    // Added before it was a connection: that the kernel knows it proves that it is here.
                     kernel_ctl(epfd, op, fd, &ev)?;
+                    if managed {
+                        self.need_bell().ok_or(libc::ENOSPC)?;
+                        let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
+                        self.managed.fetch_add(1, SeqCst);
+                    }
+                    let item = Item {
+                        conn,
+                        gen: conn.gen.load(Relaxed),
+                        events: ev.events,
+                        data: ev.u64,
+                        managed,
+                        listed: false,
+                        spent: false,
+                    };
+                    inner.items.insert(fd, item);
+                    mine.push((self, fd));
+                    conn.watcher_added();
                 }
             },
             libc::EPOLL_CTL_DEL => {

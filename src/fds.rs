@@ -35,7 +35,7 @@ pub fn opened(fd: c_int, connector: bool) {
         return;
     }
     let Some(c) = arena::alloc() else { return };
-    c.fd.store(fd, Relaxed);
+    c.local().fd.store(fd, Relaxed);
     c.connector.store(connector, Relaxed);
     c.local().fds.store(1, Relaxed);
     // SAFETY: a query.
@@ -186,15 +186,16 @@ fn forget(fd: c_int, how: How) -> Outcome {
     epoll::fd_closed(c, fd);
     if c.local().fds.fetch_sub(1, SeqCst) > 1 {
         // Other numbers remain.
-        if c.fd.load(Relaxed) == fd {
+        if c.local().fd.load(Relaxed) == fd {
             if let Some(other) = table::other_fd_of(c) {
-                c.fd.store(other, Relaxed);
+                c.local().fd.store(other, Relaxed);
             }
         }
         return kernel();
     }
     if c.procs.fetch_sub(1, SeqCst) > 1 {
-        // Other processes hold it, so nothing ends here.
+        // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
+        c.local().fd.store(-1, SeqCst);
         let r = kernel();
         drop(b);
         c.notify();
@@ -215,15 +216,15 @@ fn forget(fd: c_int, how: How) -> Outcome {
             own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
         }
         if how == How::Stale {
-            c.fd.store(-1, Relaxed);
+            c.local().fd.store(-1, Relaxed);
         }
         pump::run(&mut b);
-        let unsent = b.tx.pending() || b.tx.path() == TxPath::Replay;
+        let unsent = b.is_owed();
         if unsent && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
             // SAFETY: the fd is still open.
             if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
-                c.fd.store(fdhigh::move_high(d as c_int), Relaxed);
+                c.local().fd.store(fdhigh::move_high(d as c_int), Relaxed);
                 c.lingering.store(true, Release);
                 let r = kernel();
                 drop(b);
@@ -233,7 +234,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         }
     }
     c.set_phase(Phase::Closed);
-    c.fd.store(-1, Relaxed);
+    c.local().fd.store(-1, Relaxed);
     r = kernel();
     drop(b);
     c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);

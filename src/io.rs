@@ -48,11 +48,15 @@ fn mark_begun(conn: &Conn) -> bool {
 fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
     let mut buf = [0u8; 4096];
     // SAFETY: `buf` has room.
-    let n = match unsafe { sys::recv(conn.fd.load(Relaxed), buf.as_mut_ptr().cast(), buf.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+    let n = match unsafe { sys::recv(conn.local().fd.load(Relaxed), buf.as_mut_ptr().cast(), buf.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
         Ok(0) => return Front::End,
         Ok(n) => n,
         Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
-        Err(e) => return Front::Failed(e),
+        Err(e) => {
+            // The kernel tells it once.
+            conn.fail(e);
+            return Front::Failed(e);
+        }
     };
     match wire::scan(&buf[..n], &nonce, mark_begun(conn)) {
         Scan::App(n) => Front::App(n),
@@ -376,8 +380,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 pump::run(&mut both);
                 ended(conn, &mut both.rx)
             }
-            Front::Failed(e) => {
-                conn.fail(e);
+            Front::Failed(_) => {
                 let e = conn.take_error();
                 if e == 0 { Take::End } else { Take::Error(e) }
             }
@@ -578,7 +581,8 @@ fn quickly_readable(conn: &Conn) -> bool {
         return conn.readable();
     }
     match (conn.own(), conn.peer()) {
-        (Some(own), Some(peer)) => {
+        // Only where both directions are on the ring, and stay there, do the cursors alone tell.
+        (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
             peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
         }
         _ => conn.readable(),
@@ -596,9 +600,15 @@ fn note_call(conn: &Conn, may_wait: bool) {
     }
 }
 
+/// Few calls with much in them count as many.
 fn note_bytes(conn: &Conn, n: usize) {
-    if n >= 8192 {
-        conn.calls.fetch_add((n >> 13) as u32, Relaxed);
+    let cfg = crate::config::get();
+    let calls = conn.calls.load(Relaxed);
+    if n >= 4096 && calls < cfg.upgrade_after {
+        let moved = conn.tx_tcp.load(Relaxed) + conn.rx_tcp.load(Relaxed);
+        if moved >= cfg.upgrade_bytes {
+            conn.calls.store(cfg.upgrade_after, Relaxed);
+        }
     }
 }
 
@@ -782,9 +792,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> S
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if !may_wait => {
-                if b.skip == 0 {
-                    ask_for_room(conn);
-                }
+                ask_for_room(conn);
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
             Put::Full => {

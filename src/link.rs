@@ -302,7 +302,11 @@ impl Link {
             return;
         }
         let i = k as usize % QUEUES;
-        let Some(g) = self.queue_lock[i].try_lock() else { return };
+        if self.queue_lock[i].held_by_me() {
+            return;
+        }
+        // Not `try_lock`: who holds it may have looked already, and we are about to sleep.
+        let g = self.queue_lock[i].lock();
         // SAFETY: mapped while in use, see above; `queue_seen` is guarded by the lock.
         let (q, seen) = unsafe { (&(*(self.seg.base as *const SegHead)).queues[i], &mut *self.queue_seen[i].get()) };
         let mut batch = [0u32; QUEUE_LEN];

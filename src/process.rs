@@ -83,14 +83,14 @@ fn drain_at_exit() {
             if !busy {
                 break;
             }
-            let _ = crate::poll::wait_one(c.fd.load(Relaxed), libc::POLLOUT | libc::POLLIN, 1_000_000);
+            let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLOUT | libc::POLLIN, 1_000_000);
         }
     });
 }
 
 /// Asks the kernel how much went through a connection that is not counted call by call.
 pub fn read_kernel_counts(c: &'static Conn) {
-    let fd = c.fd.load(Relaxed);
+    let fd = c.local().fd.load(Relaxed);
     if c.phase() != Phase::Plain || fd < 0 || !table::is(fd, c) {
         return;
     }
@@ -155,7 +155,7 @@ fn each_held(mut f: impl FnMut(&'static Conn)) {
     for fd in 0..=table::highest() {
         if let Some(c) = table::conn(fd) {
             // Once for each connection, not for each of its numbers.
-            if c.fd.load(Relaxed) == fd {
+            if c.local().fd.load(Relaxed) == fd {
                 f(c);
             }
         }
@@ -169,7 +169,7 @@ pub fn exec_prepare() {
     }
     let mut any = false;
     each_held(|c| {
-        let fd = c.fd.load(Relaxed);
+        let fd = c.local().fd.load(Relaxed);
         // SAFETY: a query.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
         // A forked child that merely inherited it leaves the parent's ring alone.
@@ -182,7 +182,7 @@ pub fn exec_prepare() {
         let until = now_ns() + 1_000_000_000;
         each_held(|c| {
             // SAFETY: a query.
-            let flags = unsafe { sys!(libc::SYS_fcntl, c.fd.load(Relaxed), libc::F_GETFD) }.unwrap_or(1);
+            let flags = unsafe { sys!(libc::SYS_fcntl, c.local().fd.load(Relaxed), libc::F_GETFD) }.unwrap_or(1);
             if flags & libc::FD_CLOEXEC as usize == 0 && !c.is_inherited() {
                 await_home(c, until);
             }
@@ -208,7 +208,7 @@ fn await_home(c: &'static Conn, until: i64) {
         if plain || c.has_ended(END_EOF) {
             return;
         }
-        let _ = crate::poll::wait_one(c.fd.load(Relaxed), libc::POLLIN, 2_000_000);
+        let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLIN, 2_000_000);
     }
 }
 

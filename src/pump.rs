@@ -15,13 +15,14 @@ const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 /// should look again.
 pub fn run(b: &mut Both) -> bool {
     let conn = b.rx.conn();
-    let fd = conn.fd.load(Relaxed);
+    let fd = conn.local().fd.load(Relaxed);
     if fd < 0 || conn.phase() != Phase::Managed {
         return false;
     }
     let mut changed = false;
     // Each round makes progress on a finite switch; the bound only guards against a peer that floods frames.
     for _ in 0..256 {
+        let was = b.sw().tx();
         let moved = start_mark(b) | flush(b, fd) | replay(b, fd) | receive(b, fd);
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let stepped = match b.sw().step(consumed, produced) {
@@ -31,6 +32,20 @@ pub fn run(b: &mut Both) -> bool {
                 return true;
             }
         };
+        if stepped && was != TxPath::Tcp && b.sw().tx() != TxPath::Ring {
+            let _ = b.tx.ring().refresh();
+            let range = b.sw().replay();
+            if !range.is_empty() && range.start < b.tx.ring().consumed {
+                // It has given these bytes back already, so they may be overwritten.
+                reset(b);
+                return true;
+            }
+        }
+        // A direction that had ended in the ring ends in TCP now.
+        if was != TxPath::Tcp && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
+            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+            let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+        }
         if !moved && !stepped {
             break;
         }
@@ -187,12 +202,6 @@ fn replay(b: &mut Both, fd: i32) -> bool {
             }
         }
     }
-    // A direction that had ended in the ring ends in TCP now.
-    let conn = b.tx.conn();
-    if moved && b.sw().tx() == TxPath::Tcp && conn.has_ended(END_WRSHUT) {
-        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-        let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
-    }
     moved
 }
 
@@ -227,6 +236,10 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             }
             Front::End => {
                 ended(b, 0);
+                true
+            }
+            Front::Failed(e) => {
+                ended(b, e);
                 true
             }
             _ => false,
@@ -289,5 +302,5 @@ pub fn reset(b: &mut Both) {
         own.flags.fetch_or(ABORT | CLOSED, AcqRel);
     }
     // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-    let _ = unsafe { sys::sys!(libc::SYS_shutdown, conn.fd.load(Relaxed), libc::SHUT_RDWR) };
+    let _ = unsafe { sys::sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), libc::SHUT_RDWR) };
 }
