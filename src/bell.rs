@@ -52,7 +52,11 @@ pub fn alloc() -> Option<u32> {
     page_fd()?;
     let _g = LOCK.lock();
     let k = (!USED.load(Relaxed)).trailing_zeros() as usize;
-    if k >= BELLS { None } else { take(k) }
+    if k >= BELLS {
+        None
+    } else {
+        take(k)
+    }
 }
 
 /// Gives a bell back.

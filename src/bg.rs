@@ -17,7 +17,7 @@ use crate::sys::{self, sys};
 use crate::{arena, bell, config, epoll, fdhigh, pump, rules};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
 /// 0: not started, 1: starting, 2: running, 3: cannot be started.
@@ -29,6 +29,8 @@ const MS: i64 = 1_000_000;
 const LISTEN_NS: i64 = 1_500 * MS;
 /// Tries of an accepting end to find the other; the pause doubles from 1 ms.
 const DIALS: u32 = 10;
+/// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
+const GRACE_NS: i64 = 2_000 * MS;
 /// How long a half-made link may take.
 const HANDSHAKE_NS: i64 = 2_000 * MS;
 
@@ -159,8 +161,8 @@ struct Bg {
     /// Rings of connections that we have left, until the peer has left them too.
     parked: HashMap<(usize, u32), TxRing>,
     /// Slots that the peer has left before us.
-    left_by_peer: Vec<(usize, u32)>,
-    dead: Vec<&'static Link>,
+    left_by_peer: HashSet<(usize, u32)>,
+    dead: Vec<(&'static Link, i64)>,
     /// Links whose memory was given back.
     retired: Vec<&'static Link>,
     /// What a link's socket had no room for.
@@ -177,7 +179,7 @@ impl Bg {
     fn new() -> Option<Bg> {
         // SAFETY: no preconditions.
         let epfd = unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }.ok()? as c_int;
-        let epfd = fdhigh::move_high(epfd);
+        let epfd = fdhigh::not_for_children(fdhigh::move_high(epfd));
         let mut process = [0; 16];
         crate::process::random(&mut process);
         let bg = Bg {
@@ -189,7 +191,7 @@ impl Bg {
             servers: HashMap::new(),
             asked: HashMap::new(),
             parked: HashMap::new(),
-            left_by_peer: Vec::new(),
+            left_by_peer: HashSet::new(),
             dead: Vec::new(),
             retired: Vec::new(),
             unsent: HashMap::new(),
@@ -250,8 +252,9 @@ impl Bg {
         for c in self.callers.values() {
             at = at.min(c.until);
         }
-        if !self.dead.is_empty() {
-            at = at.min(now_ns() + 20 * MS);
+        for (_, d) in &self.dead {
+            // One that is overdue waits for the program to close its connections.
+            at = at.min((*d).max(now_ns() + 500 * MS));
         }
         if at == i64::MAX {
             return -1;
@@ -348,7 +351,8 @@ impl Bg {
         }
         conn.why(Why::Looking);
         let now = now_ns();
-        let mut look = Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS };
+        let mut look =
+            Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS };
         if connector {
             let mut told = false;
             let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
@@ -379,7 +383,7 @@ impl Bg {
         for fd in late {
             self.hang_up(fd);
         }
-        for l in self.dead.extract_if(.., |l| l.retire()) {
+        for (l, _) in self.dead.extract_if(.., |(l, at)| *at <= now && l.retire()) {
             self.retired.push(l);
         }
         if self.asked.len() > 4096 {
@@ -494,6 +498,27 @@ impl Bg {
         self.say_with(l, m, -1)
     }
 
+    /// Sends a message with the connection's own socket, which proves to the peer that we hold that end.
+    fn say_as_holder(&mut self, l: &Link, m: Msg, conn: &Conn) -> bool {
+        // Under the lock, so that the number is the connection's still.
+        let _b = conn.lock_both();
+        let fd = conn.local().fd.load(Relaxed);
+        if fd < 0 || l.dead.load(Relaxed) || self.unsent.get(&key(l)).is_some_and(|q| !q.is_empty()) {
+            return false;
+        }
+        link::send_msg(l.sock, &self.stamp(m), &[fd]).is_ok()
+    }
+
+    /// Whether the sender of a message has shown that it holds the other end of `conn`.
+    fn is_holder(&self, conn: &Conn, shown: c_int) -> bool {
+        let b = conn.lock_both();
+        let fd = b.rx.conn().local().fd.load(Relaxed);
+        match rv::ends(fd) {
+            Some([local, peer]) if shown >= 0 => rv::is_end(shown, &[peer, local], fd),
+            _ => false,
+        }
+    }
+
     /// Sends what there was no room for.
     fn flush_link(&mut self, l: &Link) {
         let Some(queue) = self.unsent.get_mut(&key(l)) else { return };
@@ -581,6 +606,17 @@ impl Bg {
             }
             kind::WELCOME if caller.dialled.is_some() && version_ok && fds[2] >= 0 => {
                 let t = caller.dialled;
+                if let Some(why) = self.refusal(fd, version_ok) {
+                    close_all(&fds);
+                    if let Some(c) = self.callers.get_mut(&fd) {
+                        c.dialled = None;
+                    }
+                    self.hang_up(fd);
+                    if let Some(t) = t {
+                        self.fail_look((t, false), why);
+                    }
+                    return;
+                }
                 let Some((side, ours)) = self.offer() else {
                     close_all(&fds);
                     return self.hang_up(fd);
@@ -665,7 +701,14 @@ impl Bg {
         }
     }
 
-    fn connect(&mut self, sock: c_int, process: [u8; 16], answered: bool, side: Side, fds: [c_int; 4]) -> Option<&'static Link> {
+    fn connect(
+        &mut self,
+        sock: c_int,
+        process: [u8; 16],
+        answered: bool,
+        side: Side,
+        fds: [c_int; 4],
+    ) -> Option<&'static Link> {
         self.unwatch(sock);
         let l = match Link::new(process, answered, sock, side, [fds[0], fds[1], fds[2]]) {
             Ok(l) => link::publish(l, &mut self.retired),
@@ -729,14 +772,29 @@ impl Bg {
                     self.asked.insert(m.tuple, (l, now_ns()));
                 }
             }
-            kind::PROPOSE => self.on_propose(l, m),
+            kind::PROPOSE => {
+                let known = self.looks.get(&(m.tuple, true)).map(|k| k.conn);
+                if known.is_some_and(|c| !self.is_holder(c, fds[0])) {
+                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
+                    return;
+                }
+                self.on_propose(l, m);
+            }
             kind::ACCEPT => {
-                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return };
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
+                    // Closed meanwhile.
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::Refused as u32, ..Msg::default() });
+                    return;
+                };
+                if !self.is_holder(conn, fds[0]) {
+                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
+                    conn.lock_both().sw().disarm();
+                    return self.unmanage(conn, Why::Refused);
+                }
                 if conn.unconfirmable.load(SeqCst) {
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
                     self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
-                    self.left_by_peer.push((key(l), m.a));
                     return self.unmanage(conn, Why::HalfClosed);
                 }
                 if !attach_peer(conn, l, m.b, m.nonce) {
@@ -752,14 +810,21 @@ impl Bg {
                 self.stir(conn);
             }
             kind::REJECT => {
-                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return };
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
+                    if let Some(mut ring) = self.parked.remove(&(key(l), m.a)) {
+                        free_slot(l, m.a, &mut ring);
+                    }
+                    return;
+                };
                 conn.lock_both().sw().disarm();
-                self.left_by_peer.push((key(l), m.a));
+                self.left_by_peer.insert((key(l), m.a));
                 self.unmanage(conn, Why::from_u8(m.b as u8));
             }
             kind::DETACH => match self.parked.remove(&(key(l), m.a)) {
                 Some(mut ring) => free_slot(l, m.a, &mut ring),
-                None => self.left_by_peer.push((key(l), m.a)),
+                None => {
+                    self.left_by_peer.insert((key(l), m.a));
+                }
             },
             kind::BELL if fds[0] >= 0 => {
                 l.set_bell_fd(m.a, fds[0]);
@@ -783,10 +848,11 @@ impl Bg {
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
                 self.drop_look((t, false));
-                if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }) {
+                if !self.say_as_holder(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }, conn)
+                {
                     // Never sent, so the peer cannot have learnt the nonce.
                     conn.lock_both().sw().disarm();
-                    self.left_by_peer.push((key(l), slot));
+                    self.left_by_peer.insert((key(l), slot));
                     self.unmanage(conn, Why::Refused);
                 }
             }
@@ -815,7 +881,12 @@ impl Bg {
             Ok((slot, nonce)) => {
                 self.drop_look((m.tuple, true));
                 attach_peer(conn, l, m.a, m.nonce);
-                self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
+                if !self.say_as_holder(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() }, conn) {
+                    // Never sent, so the peer cannot have learnt the nonce.
+                    conn.lock_both().sw().disarm();
+                    reject(self, Why::Resources);
+                    return self.unmanage(conn, Why::Resources);
+                }
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);
             }
@@ -850,6 +921,9 @@ impl Bg {
 
     /// Makes a connection ours and starts to look for its mark. `Err(None)`: not now.
     fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Option<Why>> {
+        if l.dead.load(SeqCst) {
+            return Err(Some(Why::Refused));
+        }
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 {
@@ -874,7 +948,13 @@ impl Bg {
         let r = prepare(&mut b, conn, l, fd);
         match r {
             Ok(ok) => {
-                self.watch(fd, conn as *const Conn as u64 | token::CONN, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET);
+                // Whatever was said of the slot's former use.
+                self.left_by_peer.remove(&(key(l), ok.0));
+                self.watch(
+                    fd,
+                    conn as *const Conn as u64 | token::CONN,
+                    libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
+                );
                 Ok(ok)
             }
             Err(why) => {
@@ -932,14 +1012,11 @@ impl Bg {
         *b.rx.ring() = RxRing::default();
         conn.attach(core::ptr::null_mut(), 0, core::ptr::null());
         l.set_conn(slot, core::ptr::null());
-        let left = self.left_by_peer.iter().position(|x| *x == (key(l), slot));
-        if let Some(i) = left {
-            self.left_by_peer.swap_remove(i);
-        }
+        let left = self.left_by_peer.remove(&(key(l), slot));
         if peer != u32::MAX && !l.dead.load(Relaxed) {
             self.say(l, Msg { kind: kind::DETACH, a: peer, ..Msg::default() });
         }
-        if left.is_some() || l.dead.load(Relaxed) {
+        if left || l.dead.load(Relaxed) {
             free_slot(l, slot, &mut ring);
         } else {
             self.parked.insert((key(l), slot), ring);
@@ -989,18 +1066,26 @@ impl Bg {
             self.stir(c);
         }
         self.unsent.remove(&key(l));
-        self.dead.push(l);
+        for k in self.looks.values_mut() {
+            if k.found.as_ref().is_some_and(|(x, _)| core::ptr::eq(*x, l)) {
+                k.found = None;
+                k.conn.hold.store(false, SeqCst);
+            }
+        }
+        self.dead.push((l, now_ns() + GRACE_NS));
     }
 }
 
 /// Sets up slot, ring and switch. Under both locks.
 fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c_int) -> Result<(u32, [u8; 16]), Why> {
     const RDHUP: i16 = libc::POLLRDHUP;
-    if conn.has_ended(END_WRSHUT | END_RDSHUT) || sys::poll_now(fd, RDHUP) & (RDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+    if conn.has_ended(END_WRSHUT | END_RDSHUT)
+        || sys::poll_now(fd, RDHUP) & (RDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    {
         return Err(Why::HalfClosed);
     }
-    let counts = rv::kernel_counts(fd, conn.connector.load(Relaxed));
-    if counts != Some((conn.tx_tcp.load(Relaxed), conn.rx_tcp.load(Relaxed))) {
+    let (tx, rx) = (conn.tx_tcp.load(Relaxed), conn.rx_tcp.load(Relaxed));
+    if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
         return Err(Why::Bypass);
     }
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;

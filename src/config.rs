@@ -444,8 +444,9 @@ impl Config {
     fn apply(&mut self, id: Id, value: &[u8]) {
         let understood = match id {
             Id::Links => parse_links(value).map(|v| self.links = v),
-            Id::SpinUs => parse_auto(value, 0, 1_000_000)
-                .map(|v| self.spin = v.map_or(Spin::Auto, |us| Spin::Us(us as u32))),
+            Id::SpinUs => {
+                parse_auto(value, 0, 1_000_000).map(|v| self.spin = v.map_or(Spin::Auto, |us| Spin::Us(us as u32)))
+            }
             Id::RingBytes => parse_power(value, 4 << 10, 4 << 20).map(|v| self.ring_bytes = v),
             Id::RingMax => parse_power(value, 4 << 10, 64 << 20).map(|v| self.ring_max = v),
             Id::Peers => parse_peers(value, &mut self.complaints).map(|v| self.peers = v),

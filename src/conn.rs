@@ -279,7 +279,15 @@ impl Conn {
         for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.submitted] {
             *b.get_mut() = false;
         }
-        for b in [&mut self.nospace, &mut self.linger0, &mut self.confirmed, &mut self.lingering, &mut self.looked_twice, &mut self.unconfirmable, &mut self.hold] {
+        for b in [
+            &mut self.nospace,
+            &mut self.linger0,
+            &mut self.confirmed,
+            &mut self.lingering,
+            &mut self.looked_twice,
+            &mut self.unconfirmable,
+            &mut self.hold,
+        ] {
             *b.get_mut() = false;
         }
         for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot] {
@@ -327,7 +335,9 @@ impl Conn {
 
     /// Whether a thread is still inside a call on the record's former life.
     pub fn is_haunted(&self) -> bool {
-        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx].iter().any(|w| w.load(SeqCst) != 0)
+        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx]
+            .iter()
+            .any(|w| w.load(SeqCst) != 0)
     }
 
     /// Takes a free record. Only for the arena.

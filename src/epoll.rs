@@ -405,7 +405,11 @@ impl Set {
             self.kernel_first.store(true, Relaxed);
             return n;
         }
-        if n == 0 || kernel_due { n + kernel(n) } else { n }
+        if n == 0 || kernel_due {
+            n + kernel(n)
+        } else {
+            n
+        }
     }
 
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
@@ -583,7 +587,13 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
 }
 
 impl Set {
-    fn change(&'static self, op: c_int, fd: c_int, conn: &'static Conn, want: Option<epoll_event>) -> Result<(), Errno> {
+    fn change(
+        &'static self,
+        op: c_int,
+        fd: c_int,
+        conn: &'static Conn,
+        want: Option<epoll_event>,
+    ) -> Result<(), Errno> {
         let epfd = self.epfd.load(Relaxed);
         let local = conn.local();
         let lg = local.lock.lock();
@@ -602,7 +612,8 @@ impl Set {
                     return Err(libc::EEXIST);
                 }
                 if managed {
-                    const WITH_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT) as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
+                    const WITH_EXCLUSIVE: u32 =
+                        (libc::EPOLLIN | libc::EPOLLOUT) as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
                     if ev.events & EXCLUSIVE != 0 && ev.events & !WITH_EXCLUSIVE != 0 {
                         return Err(libc::EINVAL);
                     }
@@ -766,7 +777,9 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             // A connection may be added while we sleep, so we must not sleep where we cannot filter. The
             // first call tells whether it is an epoll set at all.
             // SAFETY: the program's array.
-            match unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, 0, mask, if mask.is_null() { 0usize } else { 8 }) } {
+            match unsafe {
+                sys!(libc::SYS_epoll_pwait, epfd, evs, max, 0, mask, if mask.is_null() { 0usize } else { 8 })
+            } {
                 Ok(0) if timeout_ns != 0 => {}
                 Ok(n) => return Outcome::Done(n as isize),
                 Err(_) => return Outcome::Bypass,

@@ -8,6 +8,8 @@ use libc::{c_int, rlimit};
 
 const BITS: usize = 1 << 16;
 static OURS: [AtomicU64; BITS / 64] = [const { AtomicU64::new(0) }; BITS / 64];
+/// Those that a forked child must not keep: its holding them would hide this process's death from others.
+static SINGLE: [AtomicU64; BITS / 64] = [const { AtomicU64::new(0) }; BITS / 64];
 static LOWEST: AtomicI32 = AtomicI32::new(0);
 
 fn lowest() -> c_int {
@@ -45,9 +47,29 @@ pub fn note(fd: c_int) {
     }
 }
 
+/// Notes that a forked child must close its copy of `fd`.
+pub fn not_for_children(fd: c_int) -> c_int {
+    if (0..BITS as c_int).contains(&fd) {
+        SINGLE[fd as usize / 64].fetch_or(1 << (fd % 64), Relaxed);
+    }
+    fd
+}
+
+/// In a forked child: closes what it must not keep.
+pub fn close_singles() {
+    for (i, word) in SINGLE.iter().enumerate() {
+        let mut w = word.load(Relaxed);
+        while w != 0 {
+            sys::close((i * 64) as c_int + w.trailing_zeros() as c_int);
+            w &= w - 1;
+        }
+    }
+}
+
 /// Notes that `fd` is nobody's any more.
 pub fn forget(fd: c_int) {
     if (0..BITS as c_int).contains(&fd) {
+        SINGLE[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Relaxed);
         OURS[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Relaxed);
     }
 }

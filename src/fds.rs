@@ -201,7 +201,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         c.notify();
         return r;
     }
-    if c.phase() == Phase::Plain && and_close {
+    if c.phase() == Phase::Plain && how != How::Stale {
         if let Some((tx, rx)) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
             let s = c.stats();
             s.tx_bytes_tcp.store(tx.saturating_sub(s.tx_bytes_ring.load(Relaxed)), Relaxed);

@@ -48,7 +48,14 @@ fn mark_begun(conn: &Conn) -> bool {
 fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
     let mut buf = [0u8; 4096];
     // SAFETY: `buf` has room.
-    let n = match unsafe { sys::recv(conn.local().fd.load(Relaxed), buf.as_mut_ptr().cast(), buf.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+    let n = match unsafe {
+        sys::recv(
+            conn.local().fd.load(Relaxed),
+            buf.as_mut_ptr().cast(),
+            buf.len(),
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    } {
         Ok(0) => return Front::End,
         Ok(n) => n,
         Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
@@ -106,7 +113,14 @@ impl<'a> Bufs<'a> {
 }
 
 /// A kernel call on the buffers that are left.
-fn kernel_msg(nr: libc::c_long, fd: c_int, b: Bufs, limit: usize, msg: Option<&mut msghdr>, flags: c_int) -> sys::SysResult {
+fn kernel_msg(
+    nr: libc::c_long,
+    fd: c_int,
+    b: Bufs,
+    limit: usize,
+    msg: Option<&mut msghdr>,
+    flags: c_int,
+) -> sys::SysResult {
     let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
     let mut n = 0;
     let mut left = limit;
@@ -371,7 +385,11 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 let mut both = conn.lock_both();
                 // Others who wait in the kernel must be woken by the mark; see `pump`.
                 pump::run(&mut both);
-                if both.rx.path() == RxPath::Armed { Take::Empty } else { Take::Gone }
+                if both.rx.path() == RxPath::Armed {
+                    Take::Empty
+                } else {
+                    Take::Gone
+                }
             }
             Front::Wait => Take::Empty,
             Front::End => {
@@ -382,7 +400,11 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             Front::Failed(_) => {
                 let e = conn.take_error();
-                if e == 0 { Take::End } else { Take::Error(e) }
+                if e == 0 {
+                    Take::End
+                } else {
+                    Take::Error(e)
+                }
             }
         },
     }
@@ -434,7 +456,11 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
             break;
         }
     }
-    if total > 0 { Take::Got(total) } else { Take::Empty }
+    if total > 0 {
+        Take::Got(total)
+    } else {
+        Take::Empty
+    }
 }
 
 fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take {

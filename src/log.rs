@@ -176,9 +176,8 @@ fn is_local_socket(fd: i32) -> bool {
     let mut domain: i32 = 0;
     let mut len: u32 = 4;
     // SAFETY: `domain` has the four bytes that `len` says.
-    let got = unsafe {
-        sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &raw mut domain, &raw mut len)
-    };
+    let got =
+        unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &raw mut domain, &raw mut len) };
     got.is_ok() && domain == libc::AF_UNIX
 }
 

@@ -3,9 +3,7 @@
 
 use crate::sys::Errno;
 use crate::{epoll, fds, io, poll, process, table, transfer};
-use libc::{
-    c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
-};
+use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
 
 /// What became of an interposed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +66,9 @@ pub unsafe fn exec_prepare() {
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn exec_failed() {}
+pub unsafe fn exec_failed() {
+    process::exec_failed();
+}
 
 /// A call has returned this fd number: whatever it was before is gone.
 #[inline]

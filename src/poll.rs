@@ -267,7 +267,13 @@ impl Call<'_> {
             Ok(1)
         } else {
             // Without a bell of its own (too many threads wait) a thread looks again every millisecond.
-            let t = if bell.is_some() { timeout_ns } else if timeout_ns < 0 { 1_000_000 } else { timeout_ns.min(1_000_000) };
+            let t = if bell.is_some() {
+                timeout_ns
+            } else if timeout_ns < 0 {
+                1_000_000
+            } else {
+                timeout_ns.min(1_000_000)
+            };
             match kernel(self.copy, t, mask) {
                 Ok(0) if bell.is_none() && t != timeout_ns => Ok(1),
                 r => r,

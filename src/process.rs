@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 static PID: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicBool = AtomicBool::new(false);
 static ENDED: AtomicBool = AtomicBool::new(false);
+static EXECUTING: AtomicBool = AtomicBool::new(false);
 
 /// This process's id, cached; right in forked children (whose handlers have run).
 #[inline]
@@ -63,6 +64,10 @@ pub fn exiting() {
     drain_at_exit();
     arena::each(read_kernel_counts);
     write_report();
+    // The kernel closes what is open; others who hold the same connections are to know.
+    each_held(|c| {
+        c.procs.fetch_sub(1, SeqCst);
+    });
 }
 
 fn write_report() {
@@ -111,21 +116,16 @@ pub fn fork_prepare() {
     });
 }
 
-/// In the parent after a fork that failed. (After one that did not, nothing is to be done.)
-pub fn fork_failed() {
-    each_held(|c| {
-        c.procs.fetch_sub(1, SeqCst);
-    });
-}
-
 /// In the child.
 pub fn fork_child() {
     PID.store(sys::pid(), Relaxed);
     crate::sync::forget_tid();
     ENDED.store(false, Relaxed);
+    EXECUTING.store(false, Relaxed);
     if !is_active() {
         return;
     }
+    fdhigh::close_singles();
     bg::reset_after_fork();
     link::reset_after_fork();
     epoll::reset_after_fork();
@@ -169,11 +169,8 @@ pub fn exec_prepare() {
     }
     let mut any = false;
     each_held(|c| {
-        let fd = c.local().fd.load(Relaxed);
-        // SAFETY: a query.
-        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
         // A forked child that merely inherited it leaves the parent's ring alone.
-        if c.phase() == Phase::Managed && flags & libc::FD_CLOEXEC as usize == 0 && !c.is_inherited() {
+        if c.phase() == Phase::Managed && !close_on_exec(c) && !c.is_inherited() {
             leave(c);
             any = true;
         }
@@ -181,16 +178,39 @@ pub fn exec_prepare() {
     if any {
         let until = now_ns() + 1_000_000_000;
         each_held(|c| {
-            // SAFETY: a query.
-            let flags = unsafe { sys!(libc::SYS_fcntl, c.local().fd.load(Relaxed), libc::F_GETFD) }.unwrap_or(1);
-            if flags & libc::FD_CLOEXEC as usize == 0 && !c.is_inherited() {
+            if !close_on_exec(c) && !c.is_inherited() {
                 await_home(c, until);
+            }
+        });
+    }
+    // Those that exec closes have a holder less.
+    if !EXECUTING.swap(true, SeqCst) {
+        each_held(|c| {
+            if close_on_exec(c) {
+                c.procs.fetch_sub(1, SeqCst);
             }
         });
     }
     // The report of this image; if exec fails, the process writes another one when it ends.
     arena::each(read_kernel_counts);
     write_report();
+}
+
+/// exec has failed, and the process goes on.
+pub fn exec_failed() {
+    if is_active() && !is_guest() && EXECUTING.swap(false, SeqCst) {
+        each_held(|c| {
+            if close_on_exec(c) {
+                c.procs.fetch_add(1, SeqCst);
+            }
+        });
+    }
+}
+
+fn close_on_exec(c: &Conn) -> bool {
+    // SAFETY: a query.
+    let flags = unsafe { sys!(libc::SYS_fcntl, c.local().fd.load(Relaxed), libc::F_GETFD) };
+    flags.unwrap_or(1) & libc::FD_CLOEXEC as usize != 0
 }
 
 fn leave(c: &Conn) {

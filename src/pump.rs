@@ -42,7 +42,8 @@ pub fn run(b: &mut Both) -> bool {
             }
         }
         // A direction that had ended in the ring ends in TCP now.
-        if was != TxPath::Tcp && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
+        if was != TxPath::Tcp && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT)
+        {
             // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
             let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
         }

@@ -95,8 +95,45 @@ pub fn kernel_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
     let (acked, received) = (info[15], info[16]);
     let outq = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64;
     let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64;
-    // The SYN of the side that connected counts as a byte.
-    Some(((acked + outq).wrapping_sub(connector as u64), received.wrapping_sub(inq)))
+    // The SYN of the side that connected counts as a byte, and so does a FIN in either direction.
+    // States from include/net/tcp_states.h.
+    let state = info[0] as u8;
+    let fin_sent = matches!(state, 4 | 5 | 6 | 7 | 9 | 11);
+    let fin_received = matches!(state, 6 | 7 | 8 | 9 | 11);
+    let tx = (acked + outq).saturating_sub(connector as u64 + fin_sent as u64);
+    Some((tx, received.saturating_sub(inq + fin_received as u64)))
+}
+
+/// Whether the kernel's counts are these. It is asked several times: bytes may arrive, or be acknowledged,
+/// between two of its answers.
+pub fn counts_match(fd: c_int, connector: bool, tx: u64, rx: u64) -> bool {
+    let (mut tx_ok, mut rx_ok) = (false, false);
+    for _ in 0..16 {
+        let Some((t, r)) = kernel_counts(fd, connector) else { return false };
+        tx_ok |= t == tx;
+        rx_ok |= r == rx;
+        if tx_ok && rx_ok {
+            return true;
+        }
+    }
+    false
+}
+
+/// A connection's socket, as it was passed by who claims to hold one of its ends: whether it is `wanted`,
+/// the end that is not ours.
+pub fn is_end(fd: c_int, wanted: &[([u8; 16], u16); 2], ours: c_int) -> bool {
+    const SO_NETNS_COOKIE: c_int = 71;
+    let cookie = |fd: c_int| {
+        let mut v = 0u64;
+        let mut len = 8 as socklen_t;
+        // SAFETY: `v` and `len` are writable.
+        unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut v, &mut len) }.map(|_| v).ok()
+    };
+    // The same names may exist in another network namespace. (Kernels before 5.14 cannot be asked: then
+    // the names have to do.)
+    ends(fd).as_ref() == Some(wanted)
+        && sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+        && cookie(fd) == cookie(ours)
 }
 
 /// The abstract Unix address where the connecting process of `t` can be found.
@@ -125,7 +162,7 @@ fn unix_socket() -> SysResult<c_int> {
     let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no preconditions.
     let fd = unsafe { sys!(libc::SYS_socket, libc::AF_UNIX, flags, 0) }? as c_int;
-    Ok(crate::fdhigh::move_high(fd))
+    Ok(crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd)))
 }
 
 /// Listens at the connection's name.
@@ -161,7 +198,7 @@ pub fn dial(t: &Tuple) -> SysResult<c_int> {
 pub fn accept(fd: c_int) -> SysResult<c_int> {
     // SAFETY: no addresses are asked for.
     let new = unsafe { sys!(libc::SYS_accept4, fd, 0, 0, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) }?;
-    Ok(crate::fdhigh::move_high(new as c_int))
+    Ok(crate::fdhigh::not_for_children(crate::fdhigh::move_high(new as c_int)))
 }
 
 /// User and group of the process at the other end.

@@ -235,11 +235,8 @@ impl Rules {
         out.room = room;
         out.rules = room.get(..n).unwrap_or(&[]);
         // Denied as a whole if a rule for everything denies before any allows something.
-        out.all_denied = out
-            .rules
-            .iter()
-            .find(|r| r.allow || (r.local == Net::ANY && r.peer == Net::ANY))
-            .is_some_and(|r| !r.allow);
+        out.all_denied =
+            out.rules.iter().find(|r| r.allow || (r.local == Net::ANY && r.peer == Net::ANY)).is_some_and(|r| !r.allow);
         out
     }
 
@@ -322,8 +319,9 @@ fn parse_line(line: &'static [u8], program: &Program<'_>) -> Result<Line, &'stat
     while let Some(word) = words.next() {
         let what = words.next();
         let net = || {
-            what.and_then(Net::parse)
-                .ok_or("expected `*` or an address, optionally with /BITS and :PORT or :PORT-PORT, after `local` or `peer`")
+            what.and_then(Net::parse).ok_or(
+                "expected `*` or an address, optionally with /BITS and :PORT or :PORT-PORT, after `local` or `peer`",
+            )
         };
         match word {
             b"local" => rule.local = net()?,
@@ -413,7 +411,9 @@ mod tests {
         assert!(inside("::/0", "[fe80::1]:1") && inside("*", "1.2.3.4:1") && inside("*:*", "1.2.3.4:1"));
         assert!(inside("[::1]:80", "[::1]:80") && !inside("[::1]:80", "[::1]:81") && !inside("::1", "[::2]:80"));
         assert!(inside("*:6379", "1.2.3.4:6379") && !inside("*:6379", "1.2.3.4:6380"));
-        for bad in ["", "x", "10.0.0.0/33", "10.0.0.1:", "10.0.0.1:0", "1.1.1.1:9-8", "[::1", "[::1]80", "::1/129", "*:x"] {
+        for bad in
+            ["", "x", "10.0.0.0/33", "10.0.0.1:", "10.0.0.1:0", "1.1.1.1:9-8", "[::1", "[::1]80", "::1/129", "*:x"]
+        {
             assert_eq!(Net::parse(bad.as_bytes()), None, "{bad}");
         }
     }

@@ -45,8 +45,9 @@ fn table_size() -> Option<usize> {
     let mut text = [0u8; 1024];
     // SAFETY: a constant path, and a buffer of the length given; the descriptor is our own and closed here.
     let len = unsafe {
-        let fd = sys!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/status".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)
-            .ok()?;
+        let fd =
+            sys!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/status".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)
+                .ok()?;
         let len = sys!(libc::SYS_read, fd, text.as_mut_ptr(), text.len());
         let _ = sys!(libc::SYS_close, fd);
         len.ok()?

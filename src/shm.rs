@@ -51,7 +51,8 @@ pub unsafe fn unmap(m: Map) {
 pub fn create_owned(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
     debug_assert_eq!(name.last(), Some(&0));
     // SAFETY: `name` is NUL-terminated.
-    let fd = unsafe { sys!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) }? as c_int;
+    let fd =
+        unsafe { sys!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) }? as c_int;
     let fd = crate::fdhigh::move_high(fd);
     let made = (|| {
         // SAFETY: `fd` is ours.

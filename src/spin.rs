@@ -120,5 +120,9 @@ fn auto_budget() -> i64 {
         c.set(c.get().wrapping_add(1));
         c.get()
     });
-    if n % PROBE == 0 { WORTH_NS } else { 0 }
+    if n % PROBE == 0 {
+        WORTH_NS
+    } else {
+        0
+    }
 }

@@ -65,7 +65,11 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
 }
 
 fn end(done: usize, e: i32) -> Outcome {
-    if done > 0 { Outcome::Done(done as isize) } else { Outcome::Fail(e) }
+    if done > 0 {
+        Outcome::Done(done as isize)
+    } else {
+        Outcome::Fail(e)
+    }
 }
 
 /// `splice(2)`: such a connection stays on, or returns to, TCP, where the kernel can move pages.

@@ -104,5 +104,9 @@ pub fn scan(window: &[u8], nonce: &Nonce, begun: bool) -> Scan {
         }
         at += 1;
     }
-    if window.is_empty() { Scan::Partial } else { Scan::App(window.len()) }
+    if window.is_empty() {
+        Scan::Partial
+    } else {
+        Scan::App(window.len())
+    }
 }

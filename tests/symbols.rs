@@ -50,7 +50,10 @@ fn exactly_the_interposed_functions_are_exported() {
     let wanted: BTreeSet<String> = INTERPOSED.split_whitespace().map(str::to_owned).collect();
     let extra: Vec<_> = exported.difference(&wanted).collect();
     let missing: Vec<_> = wanted.difference(&exported).collect();
-    assert!(extra.is_empty() && missing.is_empty(), "exported but not in the list: {extra:?}; in it but not exported: {missing:?}");
+    assert!(
+        extra.is_empty() && missing.is_empty(),
+        "exported but not in the list: {extra:?}; in it but not exported: {missing:?}"
+    );
 }
 
 /// The library is loaded into programs of every kind: it may need libc, and nothing of RDMA.

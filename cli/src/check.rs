@@ -198,7 +198,11 @@ fn limit_items(items: &mut Vec<Item>) {
         Item::new("CPUs", Verdict::Warn, format!("{text}: spinning takes time from the peer"))
             .advice("leave RINGSOCK_SPIN_US at auto, or set it to 0; give both ends CPUs of their own")
     } else {
-        Item::new("CPUs", Verdict::Ok, format!("{text}; RINGSOCK_SPIN_US=auto suits, a fixed value suits dedicated CPUs"))
+        Item::new(
+            "CPUs",
+            Verdict::Ok,
+            format!("{text}; RINGSOCK_SPIN_US=auto suits, a fixed value suits dedicated CPUs"),
+        )
     });
 }
 

@@ -45,7 +45,9 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
 /// A memfd that cannot change its size any more.
 pub fn sealed_memfd() -> io::Result<File> {
     // SAFETY: a C string and flags.
-    let fd = checked(unsafe { libc::memfd_create(c"ringsock-check".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    let fd = checked(unsafe {
+        libc::memfd_create(c"ringsock-check".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    })?;
     // SAFETY: a new fd that nobody else has.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(PAGE as u64)?;

@@ -116,11 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode, String> {
     }
     let obstacle = program::inspect(&path);
     if let Some(o) = &obstacle {
-        eprintln!(
-            "ringsock: {} {}: it cannot be preloaded, and its connections stay on TCP",
-            path.display(),
-            o.text()
-        );
+        eprintln!("ringsock: {} {}: it cannot be preloaded, and its connections stay on TCP", path.display(), o.text());
     }
     if !obstacle.as_ref().is_some_and(program::Obstacle::must_not_try) {
         let old = env::var_os("LD_PRELOAD");
@@ -199,7 +195,8 @@ fn with_summary(mut command: Command) -> Result<ExitCode, String> {
             Ok(())
         });
     }
-    let mut child = command.spawn().map_err(|e| format!("cannot run {}: {e}", command.get_program().to_string_lossy()))?;
+    let mut child =
+        command.spawn().map_err(|e| format!("cannot run {}: {e}", command.get_program().to_string_lossy()))?;
     CHILD.store(child.id() as i32, Relaxed);
     let status = child.wait().map_err(|e| format!("cannot wait for the program: {e}"))?;
     CHILD.store(0, Relaxed);
@@ -287,7 +284,8 @@ fn summary(processes: &[Process], status: ExitStatus) -> String {
         }
     }
     if t.connections > 0 && t.upgraded == 0 {
-        out += "  Nothing was upgraded. Is the other end preloaded, too? `ringsock check` says what this host can do.\n";
+        out +=
+            "  Nothing was upgraded. Is the other end preloaded, too? `ringsock check` says what this host can do.\n";
     }
     out
 }
@@ -316,10 +314,19 @@ mod tests {
             pid: 1,
             program: "x".into(),
             connections: vec![],
-            totals: Totals { connections: 2, upgraded: 1, tx_bytes_ring: 3 << 20, tx_bytes_tcp: 1 << 20, ..Totals::default() },
+            totals: Totals {
+                connections: 2,
+                upgraded: 1,
+                tx_bytes_ring: 3 << 20,
+                tx_bytes_tcp: 1 << 20,
+                ..Totals::default()
+            },
         };
         let s = summary(&[one.clone(), one], ExitStatus::from_raw(0));
-        assert!(s.contains("connections           4\n") && s.contains("2 (50.0%)") && s.contains("6.0 MiB (75.0%)"), "{s}");
+        assert!(
+            s.contains("connections           4\n") && s.contains("2 (50.0%)") && s.contains("6.0 MiB (75.0%)"),
+            "{s}"
+        );
         assert!(summary(&[], ExitStatus::from_raw(9)).contains("killed by a signal"));
     }
 

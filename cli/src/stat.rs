@@ -84,7 +84,9 @@ fn all(notes: &mut Vec<String>) -> Vec<Process> {
     if found.is_empty() {
         notes.push("No preloaded process was found. Start programs with `ringsock run -- PROGRAM`.".into());
         if denied > 0 {
-            notes.push(format!("{denied} processes of other users could not be looked at; run this as root to see them."));
+            notes.push(format!(
+                "{denied} processes of other users could not be looked at; run this as root to see them."
+            ));
         }
     }
     found
@@ -182,10 +184,14 @@ mod tests {
             returns: 0,
             why: Some("looking for the peer".into()),
         };
-        let totals = Totals { connections: 2, upgraded: 1, tx_bytes_ring: 2048, tx_bytes_tcp: 2048, ..Totals::default() };
+        let totals =
+            Totals { connections: 2, upgraded: 1, tx_bytes_ring: 2048, tx_bytes_tcp: 2048, ..Totals::default() };
         let p = Process { pid: 1, program: "re\x1bdis".into(), connections: vec![c], totals };
         let t = text(&[p]);
-        assert!(t.starts_with("1 re?dis: 1 open, 2 ever, 1 upgraded (0 upgrades, 0 returns), 50.0% of 4.0 KiB on rings\n"), "{t}");
+        assert!(
+            t.starts_with("1 re?dis: 1 open, 2 ever, 1 upgraded (0 upgrades, 0 returns), 50.0% of 4.0 KiB on rings\n"),
+            "{t}"
+        );
         assert!(t.contains("ring/tcp") && t.contains("2.0 KiB") && t.trim_end().ends_with("looking for the peer"));
     }
 

@@ -67,11 +67,10 @@ fn run_preloads_and_sets_and_keeps_the_exit_code() {
     let lib = stand_in(&dir.0);
     let lib = lib.to_str().unwrap();
     let script = "echo $LD_PRELOAD; echo $RINGSOCK_SPIN_US $RINGSOCK_LINKS $RINGSOCK_LOG; grep -c libringsock /proc/self/maps; exit 3";
-    let o = ringsock(&["run", "--spin-us", "50", "--links=shm", "--", "sh", "-c", script], &[
-        ("RINGSOCK_LIB", lib),
-        ("RINGSOCK_SPIN_US", "1"),
-        ("RINGSOCK_LOG", "info"),
-    ]);
+    let o = ringsock(
+        &["run", "--spin-us", "50", "--links=shm", "--", "sh", "-c", script],
+        &[("RINGSOCK_LIB", lib), ("RINGSOCK_SPIN_US", "1"), ("RINGSOCK_LOG", "info")],
+    );
     let text = out(&o);
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some(lib), "{}", err(&o));
@@ -87,7 +86,11 @@ fn run_says_what_is_wrong() {
     let lib = stand_in(&dir.0);
     let lib = &[("RINGSOCK_LIB", lib.to_str().unwrap())];
     let o = ringsock(&["run", "--spin-us", "fast", "--", "true"], lib);
-    assert!(o.status.code() == Some(2) && err(&o).contains("--spin-us \"fast\" is not understood; expected auto"), "{}", err(&o));
+    assert!(
+        o.status.code() == Some(2) && err(&o).contains("--spin-us \"fast\" is not understood; expected auto"),
+        "{}",
+        err(&o)
+    );
     let o = ringsock(&["run", "--", "no-such-program-here"], lib);
     assert!(o.status.code() == Some(2) && err(&o).contains("no-such-program-here was not found"));
     let o = ringsock(&["run", "--rules", "/nonexistent/rules", "--", "true"], lib);
@@ -135,7 +138,9 @@ fn check_in_words_and_json() {
     let env = [("RINGSOCK_LIB", lib.to_str().unwrap()), ("RINGSOCK_LINKS", "carrier-pigeon")];
     let o = ringsock(&["check", "sh"], &env);
     let text = out(&o);
-    for part in ["can be preloaded", "abstract Unix sockets", "carrier-pigeon is not understood", "verbs link is not built yet"] {
+    for part in
+        ["can be preloaded", "abstract Unix sockets", "carrier-pigeon is not understood", "verbs link is not built yet"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let o = ringsock(&["check", "--json", "/etc/passwd"], &env);

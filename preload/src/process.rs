@@ -223,15 +223,7 @@ unsafe extern "C" fn syscall() -> c_long {
 }
 
 /// A call whose number is looked at, or one before the real function was found.
-unsafe extern "C" fn dispatched(
-    n: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
+unsafe extern "C" fn dispatched(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
     match dispatch::syscall(n, a, b, c, d, e, f) {
         Outcome::Bypass => {
             let at = real::syscall.get();

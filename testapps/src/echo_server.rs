@@ -13,9 +13,8 @@ const BACKLOG: usize = 1 << 20;
 const CHUNK: usize = 64 << 10;
 
 /// The styles by name.
-pub const STYLES: [&str; 9] = [
-    "thread", "poll", "epoll-lt", "epoll-et", "epoll-oneshot", "epoll-multi", "epoll-nested", "prefork", "fork",
-];
+pub const STYLES: [&str; 9] =
+    ["thread", "poll", "epoll-lt", "epoll-et", "epoll-oneshot", "epoll-multi", "epoll-nested", "prefork", "fork"];
 
 /// One connection of a non-blocking server: what has been read and not yet written back.
 struct Conn {

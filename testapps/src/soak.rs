@@ -69,13 +69,7 @@ enum Step {
 
 impl Reader {
     fn new(p: &Plan) -> Reader {
-        Reader {
-            at: 0,
-            eof: false,
-            rng: Rng::new(p.rd_seed ^ 0x11),
-            buf: vec![0; p.max_op],
-            peek: vec![0; p.max_op],
-        }
+        Reader { at: 0, eof: false, rng: Rng::new(p.rd_seed ^ 0x11), buf: vec![0; p.max_op], peek: vec![0; p.max_op] }
     }
 
     /// One read in a style drawn by lot.

@@ -136,10 +136,8 @@ pub fn sendmsg(fd: RawFd, b: &[u8], parts: usize, flags: c_int) -> R<usize> {
 /// `recvmmsg(2)` into `msgs` pieces of the buffer; returns each message's length.
 pub fn recvmmsg(fd: RawFd, b: &mut [u8], msgs: usize, flags: c_int) -> R<Vec<usize>> {
     let mut v = iovecs(b, msgs);
-    let mut hs: Vec<libc::mmsghdr> = v
-        .chunks_mut(1)
-        .map(|c| libc::mmsghdr { msg_hdr: msghdr(c), msg_len: 0 })
-        .collect();
+    let mut hs: Vec<libc::mmsghdr> =
+        v.chunks_mut(1).map(|c| libc::mmsghdr { msg_hdr: msghdr(c), msg_len: 0 }).collect();
     let n = hs.len() as u32;
     // SAFETY: every header points at one piece of the buffer, which is borrowed for writing.
     let r = int(unsafe { libc::recvmmsg(fd, hs.as_mut_ptr(), n, flags as _, std::ptr::null_mut()) })?;
@@ -149,10 +147,8 @@ pub fn recvmmsg(fd: RawFd, b: &mut [u8], msgs: usize, flags: c_int) -> R<Vec<usi
 /// `sendmmsg(2)` from `msgs` pieces of the buffer; returns each message's length.
 pub fn sendmmsg(fd: RawFd, b: &[u8], msgs: usize, flags: c_int) -> R<Vec<usize>> {
     let mut v = iovecs(b, msgs);
-    let mut hs: Vec<libc::mmsghdr> = v
-        .chunks_mut(1)
-        .map(|c| libc::mmsghdr { msg_hdr: msghdr(c), msg_len: 0 })
-        .collect();
+    let mut hs: Vec<libc::mmsghdr> =
+        v.chunks_mut(1).map(|c| libc::mmsghdr { msg_hdr: msghdr(c), msg_len: 0 }).collect();
     let n = hs.len() as u32;
     // SAFETY: every header points at one piece of the buffer, which is borrowed for reading.
     let r = int(unsafe { libc::sendmmsg(fd, hs.as_mut_ptr(), n, flags as _) })?;
@@ -346,9 +342,7 @@ pub fn tcp_bytes(fd: RawFd) -> R<(u64, u64)> {
     let mut b = [0u64; 64];
     let mut n = std::mem::size_of_val(&b) as libc::socklen_t;
     // SAFETY: a buffer and its length, valid for writes.
-    int(unsafe {
-        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, b.as_mut_ptr() as *mut c_void, &mut n)
-    })?;
+    int(unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, b.as_mut_ptr() as *mut c_void, &mut n) })?;
     // struct tcp_info: 8 bytes, 24 u32, pacing_rate, max_pacing_rate, bytes_acked, bytes_received
     // (the 17th u64); eight more u64 lie before bytes_sent.
     Ok((b[25], b[16]))

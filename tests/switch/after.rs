@@ -65,7 +65,11 @@ impl World {
                 self.faults.timed_out = timed_out;
             }
         }
-        if self.faults.lied { Ok(()) } else { Err("no end in sight".into()) }
+        if self.faults.lied {
+            Ok(())
+        } else {
+            Err("no end in sight".into())
+        }
     }
 
     /// What must hold once both programs have read on and the link is at rest.

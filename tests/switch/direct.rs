@@ -94,7 +94,12 @@ fn order_of_a_return() {
     assert_eq!(sw.rx(), RxPath::Returning);
     say(&mut sw, Frame::Return { consumed: 4 }).unwrap();
     assert_eq!(sw.step(0, 4), Ok(true));
-    let expect = [expect, Frame::Return { consumed: 0 }.encode().to_vec(), Frame::Resume { from: 4, until: 4 }.encode().to_vec()].concat();
+    let expect = [
+        expect,
+        Frame::Return { consumed: 0 }.encode().to_vec(),
+        Frame::Resume { from: 4, until: 4 }.encode().to_vec(),
+    ]
+    .concat();
     assert_eq!(sw.pending(), expect);
     assert_eq!((sw.tx(), sw.replay()), (TxPath::Tcp, 0..0));
     say(&mut sw, Frame::Resume { from: 0, until: 3 }).unwrap();

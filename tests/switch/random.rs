@@ -84,7 +84,11 @@ fn schedule() -> impl Strategy<Value = (Raw, [Vec<u8>; 2], usize, usize, bool)> 
     )
 }
 
-fn play((raw, seeds, pipe_cap, ring_cap, remote): (Raw, [Vec<u8>; 2], usize, usize, bool), faults: Faults, seen: &Seen) -> Check {
+fn play(
+    (raw, seeds, pipe_cap, ring_cap, remote): (Raw, [Vec<u8>; 2], usize, usize, bool),
+    faults: Faults,
+    seen: &Seen,
+) -> Check {
     let mut stream = [stream(&seeds[A], A), stream(&seeds[B], B)];
     if remote {
         // There, what could be a mark is held back from the moment of arming.
@@ -112,9 +116,7 @@ fn run(default: u32, faults: Faults) -> Seen {
     let seen = Seen::default();
     let mut runner = proptest::test_runner::TestRunner::new(cases(default));
     let began = std::time::Instant::now();
-    let result = runner.run(&schedule(), |s| {
-        play(s, faults, &seen).map_err(TestCaseError::fail)
-    });
+    let result = runner.run(&schedule(), |s| play(s, faults, &seen).map_err(TestCaseError::fail));
     if let Err(proptest::test_runner::TestError::Fail(why, (raw, seeds, pipe, ring, remote))) = &result {
         let actions: Vec<_> = raw.iter().map(|r| action(*r, faults)).collect();
         panic!("{why}\nstreams {seeds:?}, pipe {pipe}, ring {ring}, remote {remote}\n{actions:?}");
@@ -122,7 +124,12 @@ fn run(default: u32, faults: Faults) -> Seen {
     result.unwrap();
     println!(
         "{faults:?}: both on the ring {}, replays {}, upgraded again {}, resets {}, ends {}, in {:?}",
-        seen.rings.get(), seen.replays.get(), seen.upgrades.get(), seen.resets.get(), seen.eofs.get(), began.elapsed()
+        seen.rings.get(),
+        seen.replays.get(),
+        seen.upgrades.get(),
+        seen.resets.get(),
+        seen.eofs.get(),
+        began.elapsed()
     );
     seen
 }

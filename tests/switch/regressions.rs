@@ -27,20 +27,23 @@ fn end_of_stream_while_armed_gives_up_the_mark() {
     assert!(sw.is_plain() && !sw.can_mark());
 
     let mut w = world(b"hello", b"and the answer");
-    play(&mut w, &[
-        Action::Propose,
-        Action::Msg(A),
-        Action::Msg(B),
-        Action::Lose(false),
-        Action::Notice(A),
-        Action::Write(A, 5),
-        Action::Shut(A),
-        Action::Timeout,
-        Action::Read(B, 99),
-        Action::Read(B, 99),
-        Action::Notice(B),
-        Action::Mark(B),
-    ]);
+    play(
+        &mut w,
+        &[
+            Action::Propose,
+            Action::Msg(A),
+            Action::Msg(B),
+            Action::Lose(false),
+            Action::Notice(A),
+            Action::Write(A, 5),
+            Action::Shut(A),
+            Action::Timeout,
+            Action::Read(B, 99),
+            Action::Read(B, 99),
+            Action::Notice(B),
+            Action::Mark(B),
+        ],
+    );
     assert!(w.ends[B].eof);
     w.finish(true).unwrap();
     assert!(!w.reset, "{w:?}");
@@ -52,15 +55,18 @@ fn end_of_stream_while_armed_gives_up_the_mark() {
 #[test]
 fn death_before_the_first_byte_of_the_mark() {
     let mut w = world(b"xyz", &[7; 80]);
-    play(&mut w, &[
-        Action::Propose,
-        Action::Msg(A),
-        Action::Msg(B),
-        Action::Write(B, 64),
-        Action::Mark(B),
-        Action::Write(B, 8),
-        Action::Kill(B),
-    ]);
+    play(
+        &mut w,
+        &[
+            Action::Propose,
+            Action::Msg(A),
+            Action::Msg(B),
+            Action::Write(B, 64),
+            Action::Mark(B),
+            Action::Write(B, 8),
+            Action::Kill(B),
+        ],
+    );
     assert_eq!(w.ends[B].sent, 64);
     w.finish(false).unwrap();
     assert!(w.ends[A].eof);
@@ -71,16 +77,19 @@ fn death_before_the_first_byte_of_the_mark() {
 #[test]
 fn mark_on_a_dead_link_is_answered_by_a_return() {
     let mut w = world(b"abc\xf3", b"def\xf3");
-    play(&mut w, &[
-        Action::Propose,
-        Action::Msg(A),
-        Action::Msg(B),
-        Action::Lose(false),
-        Action::Notice(A),
-        Action::Write(B, 4),
-        Action::Notice(B),
-        Action::Write(B, 0),
-    ]);
+    play(
+        &mut w,
+        &[
+            Action::Propose,
+            Action::Msg(A),
+            Action::Msg(B),
+            Action::Lose(false),
+            Action::Notice(A),
+            Action::Write(B, 4),
+            Action::Notice(B),
+            Action::Write(B, 0),
+        ],
+    );
     w.finish(true).unwrap();
     w.up_and_down().unwrap();
 }

@@ -20,7 +20,11 @@ fn oracle(window: &[u8], nonce: &Nonce, begun: bool) -> Scan {
             };
         }
     }
-    if window.is_empty() { Scan::Partial } else { Scan::App(window.len()) }
+    if window.is_empty() {
+        Scan::Partial
+    } else {
+        Scan::App(window.len())
+    }
 }
 
 /// Bytes made of pieces of marks, of frames, and of anything.

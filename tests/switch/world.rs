@@ -459,7 +459,11 @@ impl World {
                 }
             }
         }
-        if self.reset { Ok(()) } else { self.step(e) }
+        if self.reset {
+            Ok(())
+        } else {
+            self.step(e)
+        }
     }
 
     fn read_armed(&mut self, e: usize, max: usize) -> Check {

@@ -95,8 +95,22 @@ pub enum Op {
 }
 
 const OPS: [Op; 16] = [
-    Op::Listen, Op::Accept, Op::Connect, Op::Echo, Op::Send, Op::SendBits, Op::Recv, Op::SlowRecv,
-    Op::Drain, Op::Close, Op::Shutdown, Op::Sleep, Op::Linger, Op::Fionread, Op::Poll, Op::Quit,
+    Op::Listen,
+    Op::Accept,
+    Op::Connect,
+    Op::Echo,
+    Op::Send,
+    Op::SendBits,
+    Op::Recv,
+    Op::SlowRecv,
+    Op::Drain,
+    Op::Close,
+    Op::Shutdown,
+    Op::Sleep,
+    Op::Linger,
+    Op::Fionread,
+    Op::Poll,
+    Op::Quit,
 ];
 
 fn put(fd: RawFd, words: [u64; 4]) -> R<()> {

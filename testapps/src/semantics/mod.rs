@@ -2,9 +2,9 @@
 //!
 //! Every check has a process of its own, and ten seconds. It first warms its connection up.
 
-pub mod cx;
 mod basic;
 mod bulk;
+pub mod cx;
 mod ends;
 mod procs;
 mod signals;
@@ -21,15 +21,8 @@ use std::time::{Duration, Instant};
 pub type Check = (&'static str, fn(&mut Cx) -> Res);
 
 fn all() -> Vec<Check> {
-    let lists = [
-        basic::CHECKS,
-        ends::CHECKS,
-        waiting::CHECKS,
-        signals::CHECKS,
-        threads::CHECKS,
-        procs::CHECKS,
-        bulk::CHECKS,
-    ];
+    let lists =
+        [basic::CHECKS, ends::CHECKS, waiting::CHECKS, signals::CHECKS, threads::CHECKS, procs::CHECKS, bulk::CHECKS];
     lists.concat()
 }
 

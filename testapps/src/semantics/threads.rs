@@ -141,9 +141,8 @@ fn two_writers(cx: &mut Cx) -> Res {
         }
     }
     let each = 3000;
-    let t: Vec<_> = (1..3u8)
-        .map(|k| spawn(move || (0..each).all(|_| sys::send(a, &[k; 1000], 0) == Ok(1000))))
-        .collect();
+    let t: Vec<_> =
+        (1..3u8).map(|k| spawn(move || (0..each).all(|_| sys::send(a, &[k; 1000], 0) == Ok(1000)))).collect();
     let (mut count, mut buf) = ([0usize; 3], vec![0; 2 * each * 1000]);
     sys::read_exact(b, &mut buf)?;
     buf.iter().for_each(|&x| count[(x as usize).min(2) * (x < 3) as usize] += 1);
