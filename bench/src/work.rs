@@ -1,0 +1,288 @@
+//! The measured programs: a server and a client over plain sockets, which know nothing of
+//! ringsock, and loops of calls on fds that are never accelerated.
+
+use serde_json::{json, Value};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// What is measured; the same words go to server and client.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// `pingpong`, `epoll`, `stream`, `setup` or `call`.
+    pub kind: String,
+    /// Bytes of a message.
+    pub size: usize,
+    /// Messages, round trips, connections or calls that are measured.
+    pub count: usize,
+    /// Round trips before that; then 100 ms of them with pauses.
+    pub warm: usize,
+}
+
+impl Job {
+    /// As words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        vec![self.kind.clone(), self.size.to_string(), self.count.to_string(), self.warm.to_string()]
+    }
+
+    /// From words of a command line.
+    pub fn parse(w: &[String]) -> Option<Job> {
+        let n = |i: usize| w.get(i)?.parse().ok();
+        Some(Job { kind: w.first()?.clone(), size: n(1)?, count: n(2)?, warm: n(3)? })
+    }
+}
+
+/// CPU seconds (user and system) that this process has used.
+fn cpu() -> f64 {
+    // SAFETY: all-zero is a valid rusage and the pointer is valid.
+    unsafe {
+        let mut u: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut u);
+        let t = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        t(u.ru_utime) + t(u.ru_stime)
+    }
+}
+
+/// An epoll set with one fd, level-triggered.
+struct Epoll(RawFd);
+
+impl Epoll {
+    fn new(fd: RawFd) -> io::Result<Epoll> {
+        // SAFETY: no pointers.
+        let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: one event, valid for the call.
+        if ep < 0 || unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, &mut e) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Epoll(ep))
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut e = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        // SAFETY: the array is valid for writes of its length.
+        if unsafe { libc::epoll_wait(self.0, e.as_mut_ptr(), 8, 20_000) } <= 0 {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "epoll_wait"));
+        }
+        Ok(())
+    }
+}
+
+/// One end that exchanges messages, blocking or by epoll.
+struct End {
+    s: TcpStream,
+    ep: Option<Epoll>,
+}
+
+impl End {
+    fn new(s: TcpStream, epoll: bool) -> io::Result<End> {
+        s.set_nodelay(true)?;
+        let mut ep = None;
+        if epoll {
+            s.set_nonblocking(true)?;
+            ep = Some(Epoll::new(s.as_raw_fd())?);
+        }
+        Ok(End { s, ep })
+    }
+
+    fn recv(&mut self, b: &mut [u8]) -> io::Result<()> {
+        let Some(ep) = &self.ep else { return self.s.read_exact(b) };
+        let mut at = 0;
+        while at < b.len() {
+            ep.wait()?;
+            match self.s.read(&mut b[at..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => at += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn trip(&mut self, b: &mut [u8]) -> io::Result<()> {
+        self.s.write_all(b)?;
+        self.recv(b)
+    }
+
+    fn echo(&mut self, b: &mut [u8]) -> io::Result<()> {
+        self.recv(b)?;
+        self.s.write_all(b)
+    }
+}
+
+/// Round trips of the warm-up that have a pause of 5 ms before them.
+const PAUSES: usize = 20;
+
+/// Warms a connection up from the client's side; [`warm_up_server`] is the other.
+fn warm_up(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
+    let mut b = vec![7; size];
+    for i in 0..warm + PAUSES {
+        if i >= warm {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        e.trip(&mut b)?;
+    }
+    Ok(())
+}
+
+fn warm_up_server(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
+    let mut b = vec![0; size];
+    (0..warm + PAUSES).try_for_each(|_| e.echo(&mut b))
+}
+
+/// The server: says its port on standard output, serves the job, says its CPU time.
+pub fn serve(j: &Job) -> io::Result<()> {
+    let l = TcpListener::bind("127.0.0.1:0")?;
+    println!("{}", l.local_addr()?.port());
+    io::stdout().flush()?;
+    let epoll = j.kind == "epoll";
+    let mut b = vec![0; j.size.max(64 << 10)];
+    let mut start = cpu();
+    if j.kind == "setup" {
+        for i in 0..j.count + j.warm {
+            if i == j.warm {
+                start = cpu();
+            }
+            let mut e = End::new(l.accept()?.0, false)?;
+            e.echo(&mut b[..j.size])?;
+            // The client closes first, so that its side keeps the time-wait state.
+            let _ = e.s.read(&mut b[..1])?;
+        }
+    } else {
+        let mut e = End::new(l.accept()?.0, epoll)?;
+        warm_up_server(&mut e, j.size.min(1024), j.warm)?;
+        start = cpu();
+        if j.kind == "stream" {
+            let (mut n, want) = (0, j.size * j.count);
+            while n < want {
+                match e.s.read(&mut b)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    k => n += k,
+                }
+            }
+            e.s.write_all(&(n as u64).to_ne_bytes())?;
+        } else {
+            for _ in 0..j.count {
+                e.echo(&mut b[..j.size])?;
+            }
+        }
+        let _ = e.s.read(&mut b);
+    }
+    println!("{}", json!({ "cpu": cpu() - start }));
+    Ok(())
+}
+
+/// The client: does the job and says what it measured.
+pub fn client(j: &Job, port: u16) -> io::Result<()> {
+    let v = match j.kind.as_str() {
+        "setup" => setup(j, port)?,
+        "stream" => stream(j, port)?,
+        _ => pingpong(j, port)?,
+    };
+    println!("{v}");
+    Ok(())
+}
+
+/// Median and 99th percentile in microseconds.
+fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
+    ns.sort_unstable();
+    let at = |q: f64| ns[((ns.len() - 1) as f64 * q) as usize] as f64 / 1000.0;
+    (at(0.5), at(0.99))
+}
+
+fn pingpong(j: &Job, port: u16) -> io::Result<Value> {
+    let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, j.kind == "epoll")?;
+    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    let (mut b, mut ns) = (vec![3; j.size], Vec::with_capacity(j.count));
+    let start = cpu();
+    for _ in 0..j.count {
+        let t = Instant::now();
+        e.trip(&mut b)?;
+        ns.push(t.elapsed().as_nanos() as u64);
+    }
+    let used = cpu() - start;
+    if b.iter().any(|&x| x != 3) {
+        return Err(io::Error::other("other bytes came back"));
+    }
+    let (median, p99) = percentiles(ns);
+    Ok(json!({ "median": median, "p99": p99, "cpu": used, "messages": 2 * j.count }))
+}
+
+fn stream(j: &Job, port: u16) -> io::Result<Value> {
+    let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, false)?;
+    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    let b = vec![5; j.size];
+    let (start, t) = (cpu(), Instant::now());
+    for _ in 0..j.count {
+        e.s.write_all(&b)?;
+    }
+    let mut n = [0; 8];
+    e.s.read_exact(&mut n)?;
+    let secs = t.elapsed().as_secs_f64();
+    let used = cpu() - start;
+    if u64::from_ne_bytes(n) != (j.size * j.count) as u64 {
+        return Err(io::Error::other("the server counted other bytes"));
+    }
+    let rate = j.count as f64 / secs;
+    Ok(json!({ "rate": rate, "bytes": rate * j.size as f64 / 1e6, "cpu": used, "messages": j.count }))
+}
+
+fn setup(j: &Job, port: u16) -> io::Result<Value> {
+    let (mut b, mut ns) = (vec![1; j.size], Vec::with_capacity(j.count));
+    let (mut start, mut t0) = (cpu(), Instant::now());
+    for i in 0..j.warm + j.count {
+        if i == j.warm {
+            (start, t0) = (cpu(), Instant::now());
+        }
+        let t = Instant::now();
+        let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, false)?;
+        e.trip(&mut b)?;
+        e.s.shutdown(Shutdown::Write)?;
+        drop(e);
+        if i >= j.warm {
+            ns.push(t.elapsed().as_nanos() as u64);
+        }
+    }
+    let rate = j.count as f64 / t0.elapsed().as_secs_f64();
+    let (median, p99) = percentiles(ns);
+    let used = cpu() - start;
+    Ok(json!({ "rate": rate, "median": median, "p99": p99, "cpu": used, "messages": j.count }))
+}
+
+/// Nanoseconds of one call on fds that are never accelerated.
+pub fn calls(j: &Job) -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    let zero = std::fs::File::open("/dev/zero")?;
+    let (a, b) = std::os::unix::net::UnixStream::pair()?;
+    let mut x = [0u8; 1];
+    let p = x.as_mut_ptr() as *mut libc::c_void;
+    let (null, zero) = (null.as_raw_fd(), zero.as_raw_fd());
+    let (a, b) = (a.as_raw_fd(), b.as_raw_fd());
+    let time = |f: &mut dyn FnMut() -> isize| -> io::Result<f64> {
+        let t = Instant::now();
+        for _ in 0..j.count {
+            if f() < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(t.elapsed().as_nanos() as f64 / j.count as f64)
+    };
+    // SAFETY: one byte, valid for reads.
+    let write = time(&mut || unsafe { libc::write(null, p, 1) })?;
+    // SAFETY: one byte, valid for writes.
+    let read = time(&mut || unsafe { libc::read(zero, p, 1) })?;
+    // SAFETY: one byte, valid for reads and writes.
+    let pair = time(&mut || unsafe { libc::send(a, p, 1, 0).min(libc::recv(b, p, 1, 0)) })?;
+    let mut pfd = libc::pollfd { fd: a, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd, valid for the call.
+    let poll = time(&mut || unsafe { libc::poll(&mut pfd, 1, 0) as isize })?;
+    let ep = Epoll::new(a)?;
+    let mut e = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: one event, valid for writes.
+    let epoll = time(&mut || unsafe { libc::epoll_wait(ep.0, &mut e, 1, 0) as isize })?;
+    let v = json!({ "write": write, "read": read, "pair": pair / 2.0, "poll": poll, "epoll": epoll });
+    println!("{v}");
+    Ok(())
+}
