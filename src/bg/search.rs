@@ -1,0 +1,360 @@
+//! Finding the process at the other end of a connection, and making a link with it.
+//!
+//! The end that connected listens at a name made of the connection's addresses; the end that accepted
+//! dials it. Where a link exists already, the connecting end asks over it instead.
+
+use super::*;
+
+impl Bg {
+    pub(super) fn look(&mut self, conn: &'static Conn) {
+        let gen = conn.gen.load(Relaxed);
+        let ends = {
+            let _b = conn.lock_both();
+            if conn.phase() != Phase::Raw {
+                return;
+            }
+            if conn.procs.load(SeqCst) != 1 {
+                conn.why(Why::Shared);
+                return;
+            }
+            rv::ends(conn.local().fd.load(Relaxed))
+        };
+        let Some(ends) = ends else { return };
+        note_ends(conn, &ends);
+        let c = config::get();
+        let why = if !c.links.shm {
+            Why::LinksOff
+        } else if !rules::allows(&rv::socket_addr(&ends[0]), &rv::socket_addr(&ends[1])) {
+            Why::Rules
+        } else if ends[0].0 != ends[1].0 && !rv::is_local(&ends[1]) {
+            Why::OtherHost
+        } else {
+            Why::None
+        };
+        if why != Why::None {
+            make_plain(conn, why);
+            return;
+        }
+        let connector = conn.connector.load(Relaxed);
+        let t = rv::tuple(&ends, connector);
+        let end = (t, connector);
+        if self.looks.contains_key(&end) {
+            return;
+        }
+        conn.why(Why::Looking);
+        let now = now_ns();
+        let mut look =
+            Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS };
+        if connector {
+            let mut told = false;
+            let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
+            for l in servers.into_iter().rev().take(4) {
+                told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+            }
+            if told {
+                look.at = now + 5 * MS;
+            }
+            self.looks.insert(end, look);
+        } else if let Some((l, _)) = self.asked.remove(&t) {
+            self.looks.insert(end, look);
+            self.propose(l, t);
+            return;
+        } else {
+            self.looks.insert(end, look);
+        }
+        self.timers();
+    }
+
+    pub(super) fn step_look(&mut self, end: End, now: i64) {
+        let t = end.0;
+        let Some(look) = self.looks.get_mut(&end) else { return };
+        let conn = look.conn;
+        if conn.gen.load(Relaxed) != look.gen || conn.phase() != Phase::Raw {
+            self.drop_look(end);
+            return;
+        }
+        if let Some((l, proposal)) = look.found.take() {
+            match proposal {
+                Some(m) => self.on_propose(l, &m),
+                None => self.propose(l, t),
+            }
+            return;
+        }
+        if conn.connector.load(Relaxed) {
+            if look.listener < 0 && now < look.until {
+                match rv::listen(&t) {
+                    Ok(fd) => {
+                        look.listener = fd;
+                        look.at = look.until;
+                        self.watch(fd, (fd as u64) << 3 | token::LISTENER, libc::EPOLLIN);
+                    }
+                    // Our own earlier listener for a former use of the same ports may linger for a moment.
+                    Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
+                    Err(_) => self.fail_look(end, Why::Resources),
+                }
+            } else {
+                self.fail_look(end, Why::NoPeer);
+            }
+            return;
+        }
+        if look.dials >= DIALS {
+            self.fail_look(end, Why::NoPeer);
+            return;
+        }
+        look.at = now + (MS << look.dials);
+        look.dials += 1;
+        match rv::dial(&t) {
+            Ok(fd) => {
+                let hello = Msg { kind: kind::HELLO, tuple: t, ..Msg::default() };
+                // While this is under way there is nothing else to do.
+                look.at = now + HANDSHAKE_NS;
+                look.dials = DIALS;
+                if link::send_msg(fd, &self.stamp(hello), &[]).is_ok() {
+                    self.callers.insert(fd, Caller { dialled: Some(t), offer: None, until: now + HANDSHAKE_NS });
+                    self.watch(fd, (fd as u64) << 3 | token::CALLER, libc::EPOLLIN);
+                } else {
+                    sys::close(fd);
+                }
+            }
+            Err(libc::ECONNREFUSED | libc::EAGAIN | libc::ENOENT) => {}
+            Err(_) => self.fail_look(end, Why::Resources),
+        }
+    }
+
+    pub(super) fn drop_look(&mut self, end: End) -> Option<Look> {
+        let look = self.looks.remove(&end)?;
+        if look.listener >= 0 {
+            self.unwatch(look.listener);
+            sys::close(look.listener);
+        }
+        Some(look)
+    }
+
+    /// The search was in vain. A second one in vain is the last.
+    pub(super) fn fail_look(&mut self, end: End, why: Why) {
+        let Some(look) = self.drop_look(end) else { return };
+        if look.conn.gen.load(Relaxed) != look.gen {
+            return;
+        }
+        look.conn.why(why);
+        let again = why == Why::NoPeer && !look.conn.looked_twice.swap(true, Relaxed);
+        if !again {
+            make_plain(look.conn, why);
+        }
+    }
+
+    /// Somebody has found us.
+    pub(super) fn answer(&mut self, listener: c_int) {
+        let Ok(fd) = rv::accept(listener) else { return };
+        self.callers.insert(fd, Caller { dialled: None, offer: None, until: now_ns() + HANDSHAKE_NS });
+        self.watch(fd, (fd as u64) << 3 | token::CALLER, libc::EPOLLIN);
+    }
+
+    pub(super) fn hang_up(&mut self, fd: c_int) {
+        self.unwatch(fd);
+        sys::close(fd);
+        let Some(c) = self.callers.remove(&fd) else { return };
+        if let Some((side, process)) = c.offer {
+            self.ask_later.retain(|(p, _)| *p != process);
+            // SAFETY: the peer never got to use it, or is going to fail.
+            unsafe { side.destroy() };
+        }
+        if let Some(t) = c.dialled {
+            self.fail_look((t, false), Why::NoPeer);
+        }
+    }
+
+    pub(super) fn hear(&mut self, fd: c_int) {
+        let mut fds = [-1; 4];
+        let msg = link::recv_msg(fd, &mut fds);
+        let m = match msg {
+            Ok(Some(m)) => m,
+            Err(libc::EAGAIN) => return,
+            Ok(None) | Err(_) => {
+                close_all(&fds);
+                if msg.is_err() && self.callers.contains_key(&fd) {
+                    log(Level::Warn, format_args!("nonsense on a rendezvous socket: ignored"));
+                }
+                return self.hang_up(fd);
+            }
+        };
+        let Some(caller) = self.callers.get_mut(&fd) else { return close_all(&fds) };
+        let version_ok = m.version == config::protocol(link::VERSION);
+        match m.kind {
+            kind::HELLO if caller.dialled.is_none() && caller.offer.is_none() => {
+                close_all(&fds);
+                let refusal = self.refusal(fd, version_ok);
+                if let Some(why) = refusal {
+                    let no = self.stamp(Msg { kind: kind::REFUSE, a: why as u32, ..Msg::default() });
+                    let _ = link::send_msg(fd, &no, &[]);
+                    if self.looks.contains_key(&(m.tuple, true)) {
+                        self.fail_look((m.tuple, true), why);
+                    }
+                    return self.hang_up(fd);
+                }
+                if let Some(l) = self.links.iter().find(|l| l.answered && l.process == m.process).copied() {
+                    let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
+                    self.say(l, Msg { kind: kind::ASK, tuple: m.tuple, ..Msg::default() });
+                    return self.hang_up(fd);
+                }
+                let offered = |c: &Caller| c.offer.as_ref().is_some_and(|(_, p)| *p == m.process);
+                if self.callers.values().any(offered) {
+                    self.ask_later.push((m.process, m.tuple));
+                    let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
+                    return self.hang_up(fd);
+                }
+                match self.offer() {
+                    Some((side, fds)) => {
+                        let welcome = self.stamp(Msg { kind: kind::WELCOME, ..Msg::default() });
+                        let sent = link::send_msg(fd, &welcome, &fds).is_ok();
+                        if let Some(c) = self.callers.get_mut(&fd) {
+                            c.offer = Some((side, m.process));
+                        }
+                        if !sent {
+                            self.hang_up(fd);
+                        }
+                    }
+                    None => self.hang_up(fd),
+                }
+            }
+            kind::WELCOME if caller.dialled.is_some() && version_ok && fds[2] >= 0 => {
+                let t = caller.dialled;
+                if let Some(why) = self.refusal(fd, version_ok) {
+                    close_all(&fds);
+                    if let Some(c) = self.callers.get_mut(&fd) {
+                        c.dialled = None;
+                    }
+                    self.hang_up(fd);
+                    if let Some(t) = t {
+                        self.fail_look((t, false), why);
+                    }
+                    return;
+                }
+                let Some((side, ours)) = self.offer() else {
+                    close_all(&fds);
+                    return self.hang_up(fd);
+                };
+                let linked = self.stamp(Msg { kind: kind::LINKED, ..Msg::default() });
+                if link::send_msg(fd, &linked, &ours).is_err() {
+                    close_all(&fds);
+                    // SAFETY: nobody has seen it.
+                    unsafe { side.destroy() };
+                    return self.hang_up(fd);
+                }
+                self.callers.remove(&fd);
+                if let (Some(l), Some(t)) = (self.connect(fd, m.process, false, side, fds), t) {
+                    self.propose(l, t);
+                }
+            }
+            kind::LINKED if version_ok && fds[2] >= 0 => match caller.offer.take() {
+                Some((side, process)) => {
+                    self.callers.remove(&fd);
+                    if let Some(l) = self.connect(fd, process, true, side, fds) {
+                        for (p, t) in self.ask_later.extract_if(.., |(p, _)| *p == process).collect::<Vec<_>>() {
+                            debug_assert_eq!(p, l.process);
+                            self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+                        }
+                    }
+                }
+                None => {
+                    close_all(&fds);
+                    self.hang_up(fd);
+                }
+            },
+            kind::USE if caller.dialled.is_some() => {
+                // An ASK comes over the link; it may be here already.
+                let t = caller.dialled.take();
+                self.hang_up(fd);
+                if let Some(t) = t {
+                    if let Some((l, _)) = self.asked.remove(&t) {
+                        self.propose(l, t);
+                    }
+                }
+            }
+            kind::REFUSE if caller.dialled.is_some() => {
+                let t = caller.dialled.take();
+                self.hang_up(fd);
+                if let Some(t) = t {
+                    self.fail_look((t, false), Why::from_u8(m.a as u8));
+                }
+            }
+            _ => {
+                close_all(&fds);
+                log(Level::Warn, format_args!("nonsense on a rendezvous socket: ignored"));
+                self.hang_up(fd);
+            }
+        }
+    }
+
+    pub(super) fn refusal(&self, fd: c_int, version_ok: bool) -> Option<Why> {
+        if !version_ok {
+            return Some(Why::Version);
+        }
+        let (pid, uid, gid) = rv::credentials(fd)?;
+        if !config::peer_allowed(uid, gid) {
+            log(Level::Info, format_args!("process {pid} of user {uid} is not allowed by RINGSOCK_PEERS"));
+            return Some(Why::PeerUser);
+        }
+        log(Level::Debug, format_args!("process {pid} of user {uid} asks for a link"));
+        None
+    }
+
+    /// Our half of a new link, and the fds that the peer needs.
+    pub(super) fn offer(&self) -> Option<(Side, [c_int; 3])> {
+        let page = bell::page_fd()?;
+        match Side::new() {
+            Ok(side) => {
+                let fds = [side.fd, page, bell::fd(0)];
+                Some((side, fds))
+            }
+            Err(e) => {
+                log(Level::Warn, format_args!("no shared memory for a link (errno {e}): connections stay on TCP"));
+                None
+            }
+        }
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        sock: c_int,
+        process: [u8; 16],
+        answered: bool,
+        side: Side,
+        fds: [c_int; 4],
+    ) -> Option<&'static Link> {
+        self.unwatch(sock);
+        let l = match Link::new(process, answered, sock, side, [fds[0], fds[1], fds[2]]) {
+            Ok(l) => link::publish(l, &mut self.retired),
+            Err(e) => {
+                log(Level::Warn, format_args!("a peer's memory cannot be used (errno {e})"));
+                None
+            }
+        };
+        let Some(l) = l else {
+            sys::close(sock);
+            return None;
+        };
+        self.links.push(l);
+        self.watch(sock, key(l) as u64 | token::LINK, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET);
+        self.tell_bells();
+        Some(l)
+    }
+}
+
+pub(super) fn make_plain(conn: &Conn, why: Why) {
+    let _b = conn.lock_both();
+    if conn.phase() == Phase::Raw {
+        conn.set_phase(Phase::Plain);
+        conn.why(why);
+    }
+}
+
+pub(super) fn note_ends(conn: &Conn, ends: &[([u8; 16], u16); 2]) {
+    let s = conn.stats();
+    for (e, to) in ends.iter().zip([&s.local, &s.peer]) {
+        for (b, cell) in e.0.iter().zip(&to.addr) {
+            cell.store(*b, Relaxed);
+        }
+        to.port.store(e.1, Release);
+    }
+}

@@ -1,0 +1,469 @@
+//! What the two ends of a link say to each other of their connections: the exchange of nonces that begins
+//! an upgrade, and the end of slots, bells and links.
+
+use super::*;
+
+impl Bg {
+    /// Sends a message, now or when there is room. `fd` goes along unless it is negative; it must stay
+    /// open. False: the link is gone.
+    pub(super) fn say_with(&mut self, l: &Link, m: Msg, fd: c_int) -> bool {
+        if l.dead.load(Relaxed) {
+            return false;
+        }
+        let m = self.stamp(m);
+        let queue = self.unsent.entry(key(l)).or_default();
+        if !queue.is_empty() {
+            queue.push_back((m, fd));
+            return true;
+        }
+        match link::send_msg(l.sock, &m, if fd >= 0 { core::slice::from_ref(&fd) } else { &[] }) {
+            Err(libc::EAGAIN) => {
+                queue.push_back((m, fd));
+                true
+            }
+            r => r.is_ok(),
+        }
+    }
+
+    pub(super) fn say(&mut self, l: &Link, m: Msg) -> bool {
+        self.say_with(l, m, -1)
+    }
+
+    /// Sends a message with the connection's own socket, which proves to the peer that we hold that end.
+    pub(super) fn say_as_holder(&mut self, l: &Link, m: Msg, conn: &Conn) -> bool {
+        // Under the lock, so that the number is the connection's still.
+        let _b = conn.lock_both();
+        let fd = conn.local().fd.load(Relaxed);
+        if fd < 0 || l.dead.load(Relaxed) || self.unsent.get(&key(l)).is_some_and(|q| !q.is_empty()) {
+            return false;
+        }
+        link::send_msg(l.sock, &self.stamp(m), &[fd]).is_ok()
+    }
+
+    /// Whether the sender of a message has shown that it holds the other end of `conn`.
+    pub(super) fn is_holder(&self, conn: &Conn, shown: c_int) -> bool {
+        let b = conn.lock_both();
+        let fd = b.rx.conn().local().fd.load(Relaxed);
+        match rv::ends(fd) {
+            Some([local, peer]) if shown >= 0 => rv::is_end(shown, &[peer, local], fd),
+            _ => false,
+        }
+    }
+
+    /// Sends what there was no room for.
+    pub(super) fn flush_link(&mut self, l: &Link) {
+        let Some(queue) = self.unsent.get_mut(&key(l)) else { return };
+        while let Some((m, fd)) = queue.front() {
+            if link::send_msg(l.sock, m, if *fd >= 0 { core::slice::from_ref(fd) } else { &[] }) == Err(libc::EAGAIN) {
+                return;
+            }
+            queue.pop_front();
+        }
+    }
+
+    pub(super) fn tell_bells(&mut self) {
+        let used = bell::used();
+        for l in self.links.clone() {
+            let mut new = used & !l.bells_sent.load(Relaxed);
+            while new != 0 {
+                let k = new.trailing_zeros();
+                new &= new - 1;
+                if !self.say_with(l, Msg { kind: kind::BELL, a: k, ..Msg::default() }, bell::fd(k)) {
+                    break;
+                }
+                l.bells_sent.fetch_or(1 << k, Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn hear_link(&mut self, l: &'static Link) {
+        self.flush_link(l);
+        loop {
+            if l.dead.load(Relaxed) {
+                return;
+            }
+            let mut fds = [-1; 4];
+            match link::recv_msg(l.sock, &mut fds) {
+                Ok(Some(m)) => self.on_message(l, &m, &mut fds),
+                Err(libc::EAGAIN) => return,
+                Err(libc::EINTR) => {}
+                Ok(None) | Err(_) => {
+                    close_all(&fds);
+                    self.lost(l);
+                    return;
+                }
+            }
+            close_all(&fds);
+        }
+    }
+
+    pub(super) fn on_message(&mut self, l: &'static Link, m: &Msg, fds: &mut [c_int; 4]) {
+        match m.kind {
+            kind::ASK => {
+                if self.looks.contains_key(&(m.tuple, false)) {
+                    self.propose(l, m.tuple);
+                } else {
+                    self.asked.insert(m.tuple, (l, now_ns()));
+                }
+            }
+            kind::PROPOSE => {
+                let known = self.looks.get(&(m.tuple, true)).map(|k| k.conn);
+                if known.is_some_and(|c| !self.is_holder(c, fds[0])) {
+                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
+                    return;
+                }
+                self.on_propose(l, m);
+            }
+            kind::ACCEPT => {
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
+                    // Closed meanwhile.
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::Refused as u32, ..Msg::default() });
+                    return;
+                };
+                if !self.is_holder(conn, fds[0]) {
+                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
+                    conn.lock_both().sw().disarm();
+                    return self.unmanage(conn, Why::Refused);
+                }
+                if conn.unconfirmable.load(SeqCst) {
+                    // We never write a mark now, so the peer need not look for one, nor may it write its own.
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() });
+                    conn.lock_both().sw().disarm();
+                    return self.unmanage(conn, Why::HalfClosed);
+                }
+                if !attach_peer(conn, l, m.b, m.nonce) {
+                    return;
+                }
+                conn.confirmed.store(true, Release);
+                self.say(l, Msg { kind: kind::CONFIRM, a: m.b, ..Msg::default() });
+                self.stir(conn);
+            }
+            kind::CONFIRM => {
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return };
+                conn.confirmed.store(true, Release);
+                self.stir(conn);
+            }
+            kind::REJECT => {
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
+                    if let Some(mut ring) = self.parked.remove(&(key(l), m.a)) {
+                        free_slot(l, m.a, &mut ring);
+                    }
+                    return;
+                };
+                conn.lock_both().sw().disarm();
+                self.left_by_peer.insert((key(l), m.a));
+                self.unmanage(conn, Why::from_u8(m.b as u8));
+            }
+            kind::DETACH => match self.parked.remove(&(key(l), m.a)) {
+                Some(mut ring) => free_slot(l, m.a, &mut ring),
+                None => {
+                    self.left_by_peer.insert((key(l), m.a));
+                }
+            },
+            kind::BELL if fds[0] >= 0 => {
+                l.set_bell_fd(m.a, fds[0]);
+                fds[0] = -1;
+                self.say(l, Msg { kind: kind::BELL_OK, a: m.a, ..Msg::default() });
+            }
+            kind::BELL_OK => {
+                l.bells_known.fetch_or(1 << (m.a & 63), Release);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn propose(&mut self, l: &'static Link, t: Tuple) {
+        let Some(look) = self.looks.get(&(t, false)) else { return };
+        let (conn, gen) = (look.conn, look.gen);
+        if conn.gen.load(Relaxed) != gen {
+            self.drop_look((t, false));
+            return;
+        }
+        match self.begin(conn, l) {
+            Ok((slot, nonce)) => {
+                self.drop_look((t, false));
+                if !self.say_as_holder(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }, conn)
+                {
+                    // Never sent, so the peer cannot have learnt the nonce.
+                    conn.lock_both().sw().disarm();
+                    self.left_by_peer.insert((key(l), slot));
+                    self.unmanage(conn, Why::Refused);
+                }
+            }
+            Err(None) => {
+                if !self.wait_for_calm((t, false), l, None) {
+                    self.drop_look((t, false));
+                }
+            }
+            Err(Some(why)) => self.fail_look((t, false), why),
+        }
+    }
+
+    pub(super) fn on_propose(&mut self, l: &'static Link, m: &Msg) {
+        let reject = |bg: &mut Bg, why: Why| {
+            bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
+        };
+        let conn = match self.looks.get(&(m.tuple, true)) {
+            Some(k) if k.conn.gen.load(Relaxed) == k.gen => k.conn,
+            _ => return reject(self, Why::NoPeer),
+        };
+        let servers = self.servers.entry((m.tuple.to, m.tuple.to_port)).or_default();
+        if !servers.iter().any(|s| core::ptr::eq(*s, l)) {
+            servers.push(l);
+        }
+        match self.begin(conn, l) {
+            Ok((slot, nonce)) => {
+                self.drop_look((m.tuple, true));
+                attach_peer(conn, l, m.a, m.nonce);
+                if !self.say_as_holder(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() }, conn) {
+                    // Never sent, so the peer cannot have learnt the nonce.
+                    conn.lock_both().sw().disarm();
+                    reject(self, Why::Resources);
+                    return self.unmanage(conn, Why::Resources);
+                }
+                // What was written before this may have been the mark's cue.
+                self.stir(conn);
+            }
+            Err(None) => {
+                if !self.wait_for_calm((m.tuple, true), l, Some(*m)) {
+                    reject(self, Why::Looking);
+                    self.drop_look((m.tuple, true));
+                }
+            }
+            Err(Some(why)) => {
+                reject(self, why);
+                self.fail_look((m.tuple, true), why);
+            }
+        }
+    }
+
+    /// A thread is inside the kernel with the connection: tries again in a moment, a bounded number of
+    /// times. False: that was the last; the connection's next calls will have it looked for anew.
+    pub(super) fn wait_for_calm(&mut self, end: End, l: &'static Link, proposal: Option<Msg>) -> bool {
+        const TRIES: u32 = 64;
+        let Some(k) = self.looks.get_mut(&end) else { return false };
+        k.busy += 1;
+        if k.busy > TRIES {
+            k.conn.hold.store(false, SeqCst);
+            k.conn.notify();
+            return false;
+        }
+        k.found = Some((l, proposal));
+        k.at = now_ns() + MS / 2 * i64::from(1 + k.busy / 16);
+        true
+    }
+
+    /// Makes a connection ours and starts to look for its mark. `Err(None)`: not now.
+    pub(super) fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Option<Why>> {
+        if l.dead.load(SeqCst) {
+            return Err(Some(Why::Refused));
+        }
+        let mut b = conn.lock_both();
+        let fd = conn.local().fd.load(Relaxed);
+        if conn.phase() != Phase::Raw || fd < 0 {
+            return Err(Some(Why::Refused));
+        }
+        if conn.procs.load(SeqCst) != 1 {
+            return Err(Some(Why::Shared));
+        }
+        // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
+        let busy = || conn.rx_inflight.load(SeqCst) > 0 || conn.tx_inflight.load(SeqCst) > 0;
+        if busy() {
+            conn.hold.store(true, SeqCst);
+            return Err(None);
+        }
+        conn.set_phase(Phase::Managed);
+        if busy() {
+            conn.set_phase(Phase::Raw);
+            conn.hold.store(true, SeqCst);
+            return Err(None);
+        }
+        conn.hold.store(false, SeqCst);
+        let r = prepare(&mut b, conn, l, fd);
+        match r {
+            Ok(ok) => {
+                // Whatever was said of the slot's former use.
+                self.left_by_peer.remove(&(key(l), ok.0));
+                self.watch(
+                    fd,
+                    conn as *const Conn as u64 | token::CONN,
+                    libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
+                );
+                Ok(ok)
+            }
+            Err(why) => {
+                conn.set_phase(Phase::Raw);
+                drop(b);
+                make_plain(conn, why);
+                Err(Some(why))
+            }
+        }
+    }
+
+    /// Both directions are on TCP: the connection is the kernel's again.
+    pub(super) fn unmanage(&mut self, conn: &'static Conn, why: Why) {
+        let mut b = conn.lock_both();
+        if conn.phase() != Phase::Managed || !b.sw().is_plain() {
+            return;
+        }
+        let fd = conn.local().fd.load(Relaxed);
+        self.unwatch(fd);
+        let s = conn.stats();
+        if why == Why::Returned {
+            s.returns.fetch_add(1, Relaxed);
+        }
+        self.detach(&mut b, conn);
+        conn.confirmed.store(false, Relaxed);
+        conn.nospace.store(false, Relaxed);
+        let sw = b.sw();
+        conn.publish_paths(sw);
+        s.link.store(0, Relaxed);
+        conn.why(why);
+        let calls = conn.calls.load(Relaxed);
+        conn.next_try.store(conn.next_try.load(Relaxed).max(calls.saturating_mul(2)), Relaxed);
+        // Counts were kept while it was ours; the kernel's include marks, frames and repeated bytes.
+        if let Some((tx, rx)) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
+            conn.tx_tcp.store(tx, Relaxed);
+            conn.rx_tcp.store(rx, Relaxed);
+        }
+        conn.set_phase(Phase::Raw);
+        if conn.has_ended(END_WRSHUT) {
+            conn.set_phase(Phase::Plain);
+            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+            let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+        }
+        epoll::unmanage(conn);
+        drop(b);
+        conn.notify();
+    }
+
+    /// Lets go of slot and ring.
+    pub(super) fn detach(&mut self, b: &mut Both, conn: &'static Conn) {
+        // SAFETY: links are never freed.
+        let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }) else { return };
+        let (slot, peer) = (conn.slot.load(Relaxed), conn.peer_slot.load(Relaxed));
+        let mut ring = core::mem::take(b.tx.ring());
+        *b.rx.ring() = RxRing::default();
+        conn.attach(core::ptr::null_mut(), 0, core::ptr::null());
+        l.set_conn(slot, core::ptr::null());
+        let left = self.left_by_peer.remove(&(key(l), slot));
+        if peer != u32::MAX && !l.dead.load(Relaxed) {
+            self.say(l, Msg { kind: kind::DETACH, a: peer, ..Msg::default() });
+        }
+        if left || l.dead.load(Relaxed) {
+            free_slot(l, slot, &mut ring);
+        } else {
+            self.parked.insert((key(l), slot), ring);
+        }
+    }
+
+    /// The program has closed it.
+    pub(super) fn closed(&mut self, conn: &'static Conn) {
+        if conn.phase() != Phase::Closed {
+            return;
+        }
+        let mine: Vec<End> = self.looks.iter().filter(|(_, k)| core::ptr::eq(k.conn, conn)).map(|(t, _)| *t).collect();
+        for t in mine {
+            self.drop_look(t);
+        }
+        {
+            let mut b = conn.lock_both();
+            self.detach(&mut b, conn);
+        }
+        arena::free(conn);
+    }
+
+    /// The process at the other end is gone.
+    pub(super) fn lost(&mut self, l: &'static Link) {
+        self.unwatch(l.sock);
+        sys::close(l.sock);
+        l.dead.store(true, SeqCst);
+        link::withdraw(l);
+        self.links.retain(|x| !core::ptr::eq(*x, l));
+        for v in self.servers.values_mut() {
+            v.retain(|x| !core::ptr::eq(*x, l));
+        }
+        self.servers.retain(|_, v| !v.is_empty());
+        self.asked.retain(|_, (x, _)| !core::ptr::eq(*x, l));
+        self.left_by_peer.retain(|(x, _)| *x != key(l));
+        for ((_, slot), mut ring) in self.parked.extract_if(|(x, _), _| *x == key(l)).collect::<Vec<_>>() {
+            free_slot(l, slot, &mut ring);
+        }
+        let mut on_it = Vec::new();
+        arena::each(|c| {
+            if core::ptr::eq(c.link.load(Acquire), l) && c.phase() == Phase::Managed {
+                on_it.push(c);
+            }
+        });
+        for c in on_it {
+            c.lock_both().sw().leave();
+            self.stir(c);
+        }
+        self.unsent.remove(&key(l));
+        for k in self.looks.values_mut() {
+            if k.found.as_ref().is_some_and(|(x, _)| core::ptr::eq(*x, l)) {
+                k.found = None;
+                k.conn.hold.store(false, SeqCst);
+            }
+        }
+        self.dead.push((l, now_ns() + GRACE_NS));
+    }
+}
+
+/// Sets up slot, ring and switch. Under both locks.
+pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c_int) -> Result<(u32, [u8; 16]), Why> {
+    const RDHUP: i16 = libc::POLLRDHUP;
+    if conn.has_ended(END_WRSHUT | END_RDSHUT)
+        || sys::poll_now(fd, RDHUP) & (RDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    {
+        return Err(Why::HalfClosed);
+    }
+    let (tx, rx) = (conn.tx_tcp.load(Relaxed), conn.rx_tcp.load(Relaxed));
+    if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
+        return Err(Why::Bypass);
+    }
+    let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
+    let own = l.side.slot(slot);
+    let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes) else {
+        l.side.free_slot(slot);
+        return Err(Why::Resources);
+    };
+    if !epoll::manage(conn) {
+        let mut ring = ring;
+        ring.release();
+        l.side.free_slot(slot);
+        return Err(Why::Resources);
+    }
+    let mut nonce = [0; 16];
+    crate::process::random(&mut nonce);
+    *b.tx.ring() = ring;
+    *b.rx.ring() = RxRing::default();
+    conn.attach((l as *const Link).cast_mut(), slot, own);
+    conn.hinted.store(0, Relaxed);
+    conn.confirmed.store(false, Relaxed);
+    l.slots.fetch_add(1, SeqCst);
+    l.set_conn(slot, conn);
+    b.sw().arm(nonce);
+    conn.stats().link.store(1, Relaxed);
+    Ok((slot, nonce))
+}
+
+/// The peer's slot and nonce are known.
+pub(super) fn attach_peer(conn: &'static Conn, l: &'static Link, slot: u32, nonce: [u8; 16]) -> bool {
+    let mut b = conn.lock_both();
+    let (Some(peer), Some(own)) = (l.peer_slot(slot), conn.own()) else { return false };
+    if conn.phase() != Phase::Managed || b.sw().rx() != RxPath::Armed || b.rx.ring().is_attached() {
+        return false;
+    }
+    *b.rx.ring() = RxRing::new(l.peer_base(), peer, own);
+    b.tx.ring().set_peer(peer);
+    conn.attach_peer(slot, peer);
+    b.set_peer_nonce(nonce);
+    true
+}
+
+pub(super) fn free_slot(l: &Link, slot: u32, ring: &mut TxRing) {
+    ring.release();
+    l.side.free_slot(slot);
+    l.slots.fetch_sub(1, SeqCst);
+}
