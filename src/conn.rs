@@ -472,7 +472,7 @@ impl Conn {
                 let want = u64::from(self.rcvlowat.load(Relaxed).max(1));
                 let returning = rx.path() == RxPath::Returning;
                 let n = rx.ring().waiting();
-                (n >= want && !returning) || (!returning && self.fin_seen()) || self.has_ended(END_EOF)
+                (!returning && (n >= want || self.fin_seen())) || self.has_ended(END_EOF)
             }
             RxPath::Tcp | RxPath::Replay => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLIN) != 0,
             RxPath::Armed => match crate::io::front(&mut rx) {

@@ -226,8 +226,8 @@ impl Set {
             return Some(b);
         }
         let b = bell::alloc()?;
-        let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: self.token.load(Relaxed) };
-        if kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, bell::fd(b), &mut ev).is_err() {
+        let ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: self.token.load(Relaxed) };
+        if kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, bell::fd(b), &ev).is_err() {
             bell::free(b);
             return None;
         }
@@ -370,7 +370,7 @@ impl Set {
     }
 
     /// The kernel's part of `wait`. Where it is empty because only bells rang, `Ok(0)` too.
-    fn from_kernel(&self, evs: *mut epoll_event, max: usize, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+    fn ask_kernel(&self, evs: *mut epoll_event, max: usize, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
         if max == 0 {
             return Ok(0);
         }
@@ -381,7 +381,7 @@ impl Set {
         if n > 0 && timeout_ns != 0 && self.nests.load(Relaxed) {
             // A set in this one may have been woken for nothing: what is left after a second look is true.
             settle_all();
-            return self.from_kernel(evs, max, 0, core::ptr::null());
+            return self.ask_kernel(evs, max, 0, core::ptr::null());
         }
         let kept = self.without_token(evs, n);
         if kept < n && self.exposed.load(Relaxed) {
@@ -395,7 +395,7 @@ impl Set {
     fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
-        let kernel = |at: usize| self.from_kernel(after(at), max - at, 0, core::ptr::null()).unwrap_or(0);
+        let kernel = |at: usize| self.ask_kernel(after(at), max - at, 0, core::ptr::null()).unwrap_or(0);
         if self.kernel_first.swap(false, Relaxed) {
             let n = kernel(0);
             return n + self.harvest(after(n), max - n);
@@ -421,7 +421,7 @@ impl Set {
         loop {
             if self.managed.load(SeqCst) == 0 {
                 self.unaware.fetch_add(1, SeqCst);
-                let n = self.from_kernel(evs, max, left(), mask);
+                let n = self.ask_kernel(evs, max, left(), mask);
                 let others = self.unaware.fetch_sub(1, SeqCst) > 1;
                 if others && self.managed.load(SeqCst) > 0 {
                     // They sleep without being counted at the bell, which wakes one of them at a time.
@@ -460,7 +460,7 @@ impl Set {
             let hit = wait.spin(
                 || self.listed.load(SeqCst) > 0 || link::any_hints(b),
                 || {
-                    kernel = self.from_kernel(evs, max, 0, core::ptr::null()).unwrap_or(0);
+                    kernel = self.ask_kernel(evs, max, 0, core::ptr::null()).unwrap_or(0);
                     kernel > 0 || (deadline > 0 && now_ns() >= deadline)
                 },
             );
@@ -469,7 +469,7 @@ impl Set {
                 bell::sleep_begin(b);
                 link::drain_hints(b);
                 if self.listed.load(SeqCst) == 0 {
-                    asleep = self.from_kernel(evs, max, left(), mask);
+                    asleep = self.ask_kernel(evs, max, left(), mask);
                 }
                 bell::sleep_end(b);
             }

@@ -208,7 +208,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
             s.rx_bytes_tcp.store(rx.saturating_sub(s.rx_bytes_ring.load(Relaxed)), Relaxed);
         }
     }
-    let r;
+
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
             let unread = b.rx.ring().waiting() > 0 && !c.has_ended(END_RDSHUT);
@@ -235,7 +235,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
     }
     c.set_phase(Phase::Closed);
     c.local().fd.store(-1, Relaxed);
-    r = kernel();
+    let r = kernel();
     drop(b);
     c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
     if c.submitted.load(SeqCst) {
@@ -326,7 +326,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
 /// As for the call.
 pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    if req == libc::FIONBIO as u64 {
+    if req == libc::FIONBIO {
         // SAFETY: as for the call.
         let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
         if r.is_ok() {
@@ -338,7 +338,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if c.phase() != Phase::Managed || arg == 0 {
         return Outcome::Bypass;
     }
-    let value = if req == libc::FIONREAD as u64 {
+    let value = if req == libc::FIONREAD {
         let mut b = c.lock_both();
         use crate::switch::RxPath::*;
         match b.rx.path() {
@@ -351,7 +351,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
             Tcp => return Outcome::Bypass,
             Replay => sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).min(b.sw().replay_missing() as c_int),
         }
-    } else if req == libc::TIOCOUTQ as u64 {
+    } else if req == libc::TIOCOUTQ {
         let mut tx = c.lock_tx();
         if tx.path() != TxPath::Ring {
             return Outcome::Bypass;
@@ -396,11 +396,11 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
 /// As for the call.
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    let feature = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPING) => true,
-        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => true,
-        _ => false,
-    };
+    let feature = matches!(
+        (level, name),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPING)
+            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
+    );
     if feature {
         process::give_up(c, Why::Feature);
         return Outcome::Bypass;

@@ -409,7 +409,7 @@ pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Lin
 /// Takes a dead link out of sight.
 pub fn withdraw(l: &Link) {
     for p in &LINKS {
-        if p.load(Relaxed).cast_const() == l as *const Link {
+        if std::ptr::eq(p.load(Relaxed).cast_const(), l) {
             p.store(core::ptr::null_mut(), SeqCst);
         }
     }

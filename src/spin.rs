@@ -120,7 +120,7 @@ fn auto_budget() -> i64 {
         c.set(c.get().wrapping_add(1));
         c.get()
     });
-    if n % PROBE == 0 {
+    if n.is_multiple_of(PROBE) {
         WORTH_NS
     } else {
         0

@@ -97,7 +97,7 @@ fn explore(cfg: Cfg, prefix: &[Action], budget: Budget, states: usize) -> (usize
                         continue;
                     }
                     let mut then = to.world.clone();
-                    check = then.finish(key(&then) % 2 == 0).and_then(|()| {
+                    check = then.finish(key(&then).is_multiple_of(2)).and_then(|()| {
                         resets += u64::from(then.reset);
                         eofs += u64::from(then.ends[A].eof || then.ends[B].eof);
                         then.up_and_down()
