@@ -80,7 +80,7 @@ impl Waiter {
     /// another operation straight away (sometimes).
     pub fn fresh_look(&mut self) -> bool {
         self.turn = self.turn.wrapping_add(1);
-        self.turn % 4 != 0
+        !self.turn.is_multiple_of(4)
     }
 
     /// Waits: (readable, writable).

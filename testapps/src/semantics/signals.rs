@@ -36,7 +36,7 @@ fn hit<T: std::fmt::Debug + PartialEq>(what: &str, want: T, f: impl FnOnce() -> 
     let got = f();
     let took = ms(t);
     join(s)?;
-    same!(got, want, "{what}");
+    same!(got, want, "{what} after {took} ms");
     same!(more::signals(), before + 1, "signals in {what}");
     ensure!((30..1000).contains(&took), "{what} took {took} ms");
     Ok(())
