@@ -585,8 +585,9 @@ impl Conn {
         own.bell.store(bell, Relaxed);
         let mut w = own.want.load(Relaxed);
         loop {
-            // Bits that nobody waits for any more may stay: they cost the peer a hint at most.
-            let new = (((w >> WANT_SHIFT).wrapping_add(1)) << WANT_SHIFT) | (w & 0xff) | bits;
+            // A wish replaces the one before it, unless it may be somebody else's.
+            let keep = if self.local().watchers.load(SeqCst) > 1 { 0xff } else { FUTEX_RX | FUTEX_TX };
+            let new = (((w >> WANT_SHIFT).wrapping_add(1)) << WANT_SHIFT) | (w & keep) | bits;
             match own.want.compare_exchange_weak(w, new, SeqCst, Relaxed) {
                 Ok(_) => break,
                 Err(v) => w = v,

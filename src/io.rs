@@ -834,7 +834,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> S
 /// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.
 fn ask_for_room(conn: &Conn) {
     let Some(own) = conn.own() else { return };
-    conn.arm(WANT_TX, own.bell.load(Relaxed));
+    conn.arm(WANT_RX | WANT_TX, own.bell.load(Relaxed));
     if conn.writable() {
         conn.notify();
     }
