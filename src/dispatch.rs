@@ -440,6 +440,14 @@ unsafe fn raw(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: us
     }
 }
 
+/// A call that returned a new epoll set.
+fn noting_set(o: Outcome) -> Outcome {
+    if let Outcome::Done(fd) = o {
+        ops::epoll_new(fd as c_int);
+    }
+    o
+}
+
 /// A call whose result is a new file descriptor.
 unsafe fn raw_fd(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> Outcome {
     let out = raw(n, a, b, c, d, e, f);
@@ -599,7 +607,7 @@ calls! { a b c d e f :
     SYS_eventfd2 => raw_fd(libc::SYS_eventfd2, a, b, 0, 0, 0, 0);
     SYS_timerfd_create => raw_fd(libc::SYS_timerfd_create, a, b, 0, 0, 0, 0);
     SYS_inotify_init1 => raw_fd(libc::SYS_inotify_init1, a, 0, 0, 0, 0, 0);
-    SYS_epoll_create1 => raw_fd(libc::SYS_epoll_create1, a, 0, 0, 0, 0, 0);
+    SYS_epoll_create1 => noting_set(raw_fd(libc::SYS_epoll_create1, a, 0, 0, 0, 0, 0));
     SYS_memfd_create => raw_fd(libc::SYS_memfd_create, a, b, 0, 0, 0, 0);
     SYS_pidfd_open => raw_fd(libc::SYS_pidfd_open, a, b, 0, 0, 0, 0);
     SYS_pidfd_getfd => raw_fd(libc::SYS_pidfd_getfd, a, b, c, 0, 0, 0);
@@ -616,7 +624,7 @@ calls! { a b c d e f :
     #[cfg(target_arch = "x86_64")]
     SYS_inotify_init => raw_fd(libc::SYS_inotify_init, 0, 0, 0, 0, 0, 0);
     #[cfg(target_arch = "x86_64")]
-    SYS_epoll_create => raw_fd(libc::SYS_epoll_create, a, 0, 0, 0, 0, 0);
+    SYS_epoll_create => noting_set(raw_fd(libc::SYS_epoll_create, a, 0, 0, 0, 0, 0));
     // With an fd of -1 these two make a new signalfd, else they change an old one.
     SYS_signalfd4 => if a as c_int == -1 { raw_fd(libc::SYS_signalfd4, a, b, c, d, 0, 0) } else { Bypass };
     #[cfg(target_arch = "x86_64")]

@@ -48,6 +48,8 @@ struct Inner {
 /// An epoll set. Never freed; recycled when its fd is closed.
 pub struct Set {
     epfd: AtomicI32,
+    /// How many fd numbers it has.
+    fds: AtomicU32,
     /// Its bell, 0: none yet.
     bell: AtomicU32,
     /// What the bell's eventfd is registered with: no program's data is equal to it but by a chance of 2^-64.
@@ -105,6 +107,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
         }
         None => Box::leak(Box::new(Set {
             epfd: AtomicI32::new(-1),
+            fds: AtomicU32::new(1),
             bell: AtomicU32::new(0),
             token: AtomicU64::new(0),
             managed: AtomicU32::new(0),
@@ -125,6 +128,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
     crate::process::random(&mut token);
     s.token.store(u64::from_ne_bytes(token), Relaxed);
     s.epfd.store(epfd, Relaxed);
+    s.fds.store(1, Relaxed);
     table::put_set(epfd, s).then_some(s)
 }
 
@@ -133,8 +137,32 @@ fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *const epoll_event) -> SysR
     unsafe { sys!(libc::SYS_epoll_ctl, epfd, op, fd, ev) }
 }
 
-/// The fd of a set is closed.
-pub fn closed(s: &'static Set) {
+/// `epfd` is a new epoll set.
+pub fn created(epfd: c_int) {
+    if crate::process::is_active() && !crate::process::is_guest() {
+        make_set(epfd);
+    }
+}
+
+/// `new` is another number of the set.
+pub fn duplicated(s: &'static Set, new: c_int) {
+    if table::put_set(new, s) {
+        s.fds.fetch_add(1, SeqCst);
+    }
+}
+
+/// A number of a set is closed.
+pub fn number_closed(s: &'static Set, fd: c_int) {
+    if s.fds.fetch_sub(1, SeqCst) == 1 {
+        return closed(s);
+    }
+    if s.epfd.load(Relaxed) == fd {
+        let other = (0..=table::highest()).find(|n| set_of(*n).is_some_and(|x| core::ptr::eq(x, s)));
+        s.epfd.store(other.unwrap_or(-1), Relaxed);
+    }
+}
+
+fn closed(s: &'static Set) {
     let mut gone = Vec::new();
     {
         let _g = s.lock.lock();

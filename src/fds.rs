@@ -76,9 +76,13 @@ pub fn duplicated(old: c_int, new: c_int) {
     if process::is_guest() {
         return;
     }
-    if let Some(c) = table::conn(old) {
-        c.local().fds.fetch_add(1, SeqCst);
-        table::put_conn(new, c);
+    match table::get(old) {
+        Entry::Conn(c) => {
+            c.local().fds.fetch_add(1, SeqCst);
+            table::put_conn(new, c);
+        }
+        Entry::Set(s) => epoll::duplicated(s, new),
+        Entry::None => {}
     }
 }
 
@@ -173,7 +177,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         Entry::Conn(c) => c,
         Entry::Set(s) => {
             table::take(fd);
-            epoll::closed(s);
+            epoll::number_closed(s, fd);
             return kernel();
         }
         Entry::None => return if and_close { Outcome::Bypass } else { Outcome::Done(0) },

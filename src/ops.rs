@@ -78,6 +78,11 @@ pub fn fd_new(fd: c_int) {
     }
 }
 
+/// `epoll_create(2)` has returned `fd`. To be called after [`fd_new`].
+pub fn epoll_new(fd: c_int) {
+    epoll::created(fd);
+}
+
 /// `accept(2)` has returned `fd`.
 ///
 /// # Safety

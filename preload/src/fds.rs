@@ -169,5 +169,14 @@ hook! { fn mkstemps(name: *mut c_char, suffix: c_int) -> c_int { new(real(name, 
 hook! { fn mkstemps64(name: *mut c_char, suffix: c_int) -> c_int { new(real(name, suffix)) } }
 hook! { fn mkostemps(name: *mut c_char, suffix: c_int, flags: c_int) -> c_int { new(real(name, suffix, flags)) } }
 hook! { fn mkostemps64(name: *mut c_char, suffix: c_int, flags: c_int) -> c_int { new(real(name, suffix, flags)) } }
-hook! { fn epoll_create(size: c_int) -> c_int { new(real(size)) } }
-hook! { fn epoll_create1(flags: c_int) -> c_int { new(real(flags)) } }
+/// A new fd that is an epoll set.
+#[inline(always)]
+unsafe fn new_set(fd: c_int) -> c_int {
+    let fd = new(fd);
+    if fd >= 0 {
+        keep_errno(|| ops::epoll_new(fd));
+    }
+    fd
+}
+hook! { fn epoll_create(size: c_int) -> c_int { new_set(real(size)) } }
+hook! { fn epoll_create1(flags: c_int) -> c_int { new_set(real(flags)) } }
