@@ -31,9 +31,9 @@ static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
 /// How long a connecting end waits to be found.
-const LISTEN_NS: i64 = 1_500 * MS;
+const LISTEN_NS: i64 = 500 * MS;
 /// Tries of an accepting end to find the other; the pause doubles from 1 ms.
-const DIALS: u32 = 10;
+const DIALS: u32 = 9;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
 const GRACE_NS: i64 = 2_000 * MS;
 /// How long a half-made link may take.

@@ -46,7 +46,6 @@ pub fn opened(fd: c_int, connector: bool) {
     if cfg.links.shm {
         c.why(Why::New);
         c.set_phase(Phase::Raw);
-        read_options(c, fd);
     } else {
         c.why(Why::LinksOff);
         c.set_phase(Phase::Plain);
@@ -58,7 +57,7 @@ pub fn opened(fd: c_int, connector: bool) {
 }
 
 /// Options that were set before we knew the connection; an accepted one inherits its listener's.
-fn read_options(c: &Conn, fd: c_int) {
+pub fn read_options(c: &Conn, fd: c_int) {
     if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         c.rcvlowat.store(n.max(1) as u32, Relaxed);
     }
@@ -262,7 +261,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     match c.phase() {
         Phase::Raw => {
             // Half closed: not worth a ring any more.
-            c.set_phase(Phase::Plain);
+            c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
+            c.next_try.store(u32::MAX, Relaxed);
             c.why(Why::HalfClosed);
             drop(b);
             return Outcome::Bypass;

@@ -191,11 +191,16 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
 /// # Safety
 /// As for the call.
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
-    // SAFETY: the caller's promise.
-    if table::is_foreign(fd) {
+    if msg.is_null() {
         return Outcome::Bypass;
     }
-    if msg.is_null() {
+    if table::is_foreign(fd) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (*msg).msg_controllen > 0 {
+                process::passing_fds(msg);
+            }
+        }
         return Outcome::Bypass;
     }
     // SAFETY: the caller's promise.

@@ -167,6 +167,12 @@ pub fn exec_prepare() {
     if !is_active() || is_guest() {
         return;
     }
+    // What a new image gets as its standard input or output it is going to use.
+    for fd in 0..3 {
+        if let Some(c) = table::conn(fd) {
+            give_up(c, Why::Forked);
+        }
+    }
     let mut any = false;
     each_held(|c| {
         // A forked child that merely inherited it leaves the parent's ring alone.
@@ -224,8 +230,12 @@ fn leave(c: &Conn) {
 fn await_home(c: &'static Conn, until: i64) {
     while c.phase() == Phase::Managed && now_ns() < until {
         pump::drive(c);
-        let plain = c.lock_both().sw().is_plain();
-        if plain || c.has_ended(END_EOF) {
+        let home = {
+            let mut b = c.lock_both();
+            let tx = b.tx.path() == crate::switch::TxPath::Tcp && !b.tx.pending();
+            tx && matches!(b.sw().rx(), crate::switch::RxPath::Tcp | crate::switch::RxPath::Replay)
+        };
+        if home || c.has_ended(END_EOF) {
             return;
         }
         let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLIN, 2_000_000);
@@ -272,6 +282,14 @@ pub fn give_up(c: &'static Conn, why: Why) {
         let until = now_ns() + 1_000_000_000;
         pump::drive(c);
         await_home(c, until);
+        {
+            // Repeated bytes and what follows them are plain TCP to the kernel; nobody but it reads from now on.
+            let mut b = c.lock_both();
+            if c.phase() == Phase::Managed && b.sw().rx() == crate::switch::RxPath::Replay {
+                let n = b.sw().replay_missing() as usize;
+                b.sw().took_tcp(n);
+            }
+        }
         // The background thread makes it the kernel's again.
         while c.phase() == Phase::Managed && now_ns() < until {
             c.ask(ask::PUMP);
@@ -282,6 +300,33 @@ pub fn give_up(c: &'static Conn, why: Why) {
             c.set_phase(Phase::Plain);
         }
         c.why(why);
+    }
+}
+
+/// Before a message with control data is sent: connections among the fds in it come back to TCP, because
+/// the receiver of an fd may be anybody.
+///
+/// # Safety
+/// `msg` must be valid.
+pub unsafe fn passing_fds(msg: *const libc::msghdr) {
+    if !is_active() || is_guest() {
+        return;
+    }
+    // SAFETY: the caller's promise; the CMSG functions stay inside the message's control data.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(msg);
+        while !c.is_null() {
+            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
+                let fds = libc::CMSG_DATA(c) as *const i32;
+                let n = ((*c).cmsg_len - (fds as usize - c as usize)) / 4;
+                for i in 0..n {
+                    if let Some(conn) = table::conn(fds.add(i).read_unaligned()) {
+                        give_up(conn, Why::Shared);
+                    }
+                }
+            }
+            c = libc::CMSG_NXTHDR(msg, c);
+        }
     }
 }
 

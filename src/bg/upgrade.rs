@@ -422,6 +422,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
         return Err(Why::Bypass);
     }
+    crate::fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
     let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes) else {
