@@ -413,7 +413,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
 fn ended(conn: &Conn, rx: &mut Rx) -> Take {
     // The end is announced after the last byte, so bytes are looked for again after it was seen.
     if conn.fin_seen() || conn.has_ended(END_EOF | END_RDSHUT) {
-        if rx.ring().waiting() > 0 {
+        if matches!(rx.path(), RxPath::Ring | RxPath::RingFinal) && rx.ring().waiting() > 0 {
             return Take::Gone;
         }
         let e = conn.take_error();
@@ -439,7 +439,12 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
         // SAFETY: the program's buffer, as it gave it.
         let n = match unsafe { sys::recv(fd, p.cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
             Ok(n) if n > 0 => n,
-            _ => break,
+            Ok(_) | Err(libc::EAGAIN | libc::EINTR) => break,
+            Err(e) => {
+                // The kernel tells it once.
+                conn.fail(e);
+                break;
+            }
         };
         // SAFETY: the kernel has just written `n` bytes there.
         let window = unsafe { core::slice::from_raw_parts(p, n) };
@@ -456,10 +461,10 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
             break;
         }
     }
-    if total > 0 {
-        Take::Got(total)
-    } else {
-        Take::Empty
+    match total {
+        0 if conn.has_ended(END_RESET) => Take::Error(conn.take_error()),
+        0 => Take::Empty,
+        n => Take::Got(n),
     }
 }
 

@@ -283,6 +283,8 @@ fn ended(b: &mut Both, errno: i32) {
     let on_ring = b.sw().tx() == TxPath::Ring;
     let error = match verdict {
         End::Reset => libc::ECONNRESET,
+        // The mark is lost, and with it the place of what the peer has written into its ring.
+        End::Eof if b.rx.ring().waiting() > 0 => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
         _ if on_ring && (aborted || (!closed && unread)) => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
