@@ -38,9 +38,15 @@ pub fn run(a: &Args) -> i32 {
         checks.iter().for_each(|c| println!("{}", c.0));
         return 0;
     }
-    let (mut good, mut bad) = (0, 0);
+    // Checks that are known to fail are run and told of all the same, and counted as skipped.
+    let known = a.text("known", "");
+    let (mut good, mut bad, mut skipped) = (0, 0, 0);
     for (name, f) in checks {
         match apart(f, a) {
+            Err(Why(w)) if known.split(',').any(|k| k == name) => {
+                skipped += 1;
+                println!("KNOWN {name}: {w}");
+            }
             Ok(()) => {
                 good += 1;
                 println!("PASS {name}");
@@ -51,7 +57,7 @@ pub fn run(a: &Args) -> i32 {
             }
         }
     }
-    println!("{good} passed, {bad} failed");
+    println!("{good} passed, {bad} failed, {skipped} skipped");
     (bad > 0 || good == 0) as i32
 }
 
