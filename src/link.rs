@@ -50,8 +50,6 @@ pub mod kind {
     pub const ACCEPT: u32 = 8;
     /// "No, and I shall never use your nonce": your slot `a`, reason `b`.
     pub const REJECT: u32 = 9;
-    /// "I have your nonce": your slot `a`.
-    pub const CONFIRM: u32 = 10;
     /// "I read and write your slot `a` no more."
     pub const DETACH: u32 = 11;
     /// Bell `a`; carries its eventfd.

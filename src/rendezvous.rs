@@ -119,21 +119,52 @@ pub fn counts_match(fd: c_int, connector: bool, tx: u64, rx: u64) -> bool {
     false
 }
 
-/// A connection's socket, as it was passed by who claims to hold one of its ends: whether it is `wanted`,
-/// the end that is not ours.
-pub fn is_end(fd: c_int, wanted: &[([u8; 16], u16); 2], ours: c_int) -> bool {
-    const SO_NETNS_COOKIE: c_int = 71;
-    let cookie = |fd: c_int| {
-        let mut v = 0u64;
-        let mut len = 8 as socklen_t;
-        // SAFETY: `v` and `len` are writable.
-        unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut v, &mut len) }.map(|_| v).ok()
-    };
-    // The same names may exist in another network namespace. (Kernels before 5.14 cannot be asked: then
-    // the names have to do.)
-    ends(fd).as_ref() == Some(wanted)
-        && sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
-        && cookie(fd) == cookie(ours)
+/// The user who made the socket at the other end of a connection of this host, as `sock_diag(7)` tells
+/// everybody. `ends`: our end and the other.
+pub fn owner_of_peer(ends: &[([u8; 16], u16); 2]) -> Option<u32> {
+    const SOCK_DIAG_BY_FAMILY: u16 = 20;
+    const NLM_F_REQUEST: u16 = 1;
+    let [ours, theirs] = ends;
+    // The peer's socket may be an IPv4 one, or an IPv6 one with mapped addresses.
+    let mapped = theirs.0[..12] == Ipv6Addr::from([0, 0, 0, 0, 0, 0xffff, 0, 0]).octets()[..12];
+    let families: &[c_int] = if mapped { &[libc::AF_INET, libc::AF_INET6] } else { &[libc::AF_INET6] };
+    // SAFETY: no preconditions.
+    let fd =
+        unsafe { sys!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 4) }.ok()? as c_int;
+    let mut owner = None;
+    for family in families {
+        // struct nlmsghdr (16 bytes), struct inet_diag_req_v2 (56 bytes): linux/inet_diag.h.
+        let mut q = [0u8; 72];
+        q[0..4].copy_from_slice(&72u32.to_ne_bytes());
+        q[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        q[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+        q[16] = *family as u8;
+        q[17] = libc::IPPROTO_TCP as u8;
+        q[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
+        q[24..26].copy_from_slice(&theirs.1.to_be_bytes());
+        q[26..28].copy_from_slice(&ours.1.to_be_bytes());
+        if *family == libc::AF_INET {
+            q[28..32].copy_from_slice(&theirs.0[12..]);
+            q[44..48].copy_from_slice(&ours.0[12..]);
+        } else {
+            q[28..44].copy_from_slice(&theirs.0);
+            q[44..60].copy_from_slice(&ours.0);
+        }
+        q[64..72].copy_from_slice(&[0xff; 8]);
+        let mut a = [0u8; 512];
+        // SAFETY: both buffers are valid for their lengths.
+        let n = unsafe {
+            let sent = sys::send(fd, q.as_ptr().cast(), q.len(), libc::MSG_DONTWAIT);
+            sent.and_then(|_| sys::recv(fd, a.as_mut_ptr().cast(), a.len(), libc::MSG_DONTWAIT))
+        };
+        // struct inet_diag_msg: the user is at offset 64 of it.
+        if n.is_ok_and(|n| n >= 16 + 72) && u16::from_ne_bytes([a[4], a[5]]) == SOCK_DIAG_BY_FAMILY {
+            owner = a[80..84].try_into().ok().map(u32::from_ne_bytes);
+            break;
+        }
+    }
+    sys::close_raw(fd);
+    owner
 }
 
 /// The abstract Unix address where the connecting process of `t` can be found.
@@ -208,4 +239,39 @@ pub fn credentials(fd: c_int) -> Option<(u32, u32, u32)> {
     // SAFETY: `c` and `len` are writable.
     unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut c, &mut len) }.ok()?;
     Some((c.pid as u32, c.uid, c.gid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_owner_of_the_other_end_is_found() {
+        for addr in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(l) = TcpListener::bind(addr) else { continue };
+            let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+            let (b, _) = l.accept().unwrap();
+            // SAFETY: no preconditions.
+            let me = unsafe { libc::geteuid() };
+            for s in [&a, &b] {
+                let ends = ends(s.as_raw_fd()).unwrap();
+                assert_eq!(owner_of_peer(&ends), Some(me), "{addr}");
+            }
+            let nobody = [([1; 16], 1), ([2; 16], 2)];
+            assert_eq!(owner_of_peer(&nobody), None);
+        }
+    }
+
+    #[test]
+    fn both_ends_give_a_connection_the_same_name() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let (b, _) = l.accept().unwrap();
+        let (x, y) = (ends(a.as_raw_fd()).unwrap(), ends(b.as_raw_fd()).unwrap());
+        assert_eq!(tuple(&x, true), tuple(&y, false));
+        assert_eq!(kernel_counts(a.as_raw_fd(), true), Some((0, 0)));
+        assert_eq!(kernel_counts(b.as_raw_fd(), false), Some((0, 0)));
+    }
 }

@@ -29,27 +29,6 @@ impl Bg {
         self.say_with(l, m, -1)
     }
 
-    /// Sends a message with the connection's own socket, which proves to the peer that we hold that end.
-    pub(super) fn say_as_holder(&mut self, l: &Link, m: Msg, conn: &Conn) -> bool {
-        // Under the lock, so that the number is the connection's still.
-        let _b = conn.lock_both();
-        let fd = conn.local().fd.load(Relaxed);
-        if fd < 0 || l.dead.load(Relaxed) || self.unsent.get(&key(l)).is_some_and(|q| !q.is_empty()) {
-            return false;
-        }
-        link::send_msg(l.sock, &self.stamp(m), &[fd]).is_ok()
-    }
-
-    /// Whether the sender of a message has shown that it holds the other end of `conn`.
-    pub(super) fn is_holder(&self, conn: &Conn, shown: c_int) -> bool {
-        let b = conn.lock_both();
-        let fd = b.rx.conn().local().fd.load(Relaxed);
-        match rv::ends(fd) {
-            Some([local, peer]) if shown >= 0 => rv::is_end(shown, &[peer, local], fd),
-            _ => false,
-        }
-    }
-
     /// Sends what there was no room for.
     pub(super) fn flush_link(&mut self, l: &Link) {
         let Some(queue) = self.unsent.get_mut(&key(l)) else { return };
@@ -106,24 +85,18 @@ impl Bg {
                     self.asked.insert(m.tuple, (l, now_ns()));
                 }
             }
-            kind::PROPOSE => {
-                let known = self.looks.get(&(m.tuple, true)).map(|k| k.conn);
-                if known.is_some_and(|c| !self.is_holder(c, fds[0])) {
-                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
-                    return;
-                }
-                self.on_propose(l, m);
-            }
+            kind::PROPOSE => self.on_propose(l, m),
             kind::ACCEPT => {
                 let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
                     // Closed meanwhile.
                     self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::Refused as u32, ..Msg::default() });
                     return;
                 };
-                if !self.is_holder(conn, fds[0]) {
-                    log(Level::Warn, format_args!("a peer has claimed a connection that it does not hold: ignored"));
+                if !is_held_by(conn, l) {
+                    log(Level::Warn, format_args!("another user's process has claimed a connection: ignored"));
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::PeerUser as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
-                    return self.unmanage(conn, Why::Refused);
+                    return self.unmanage(conn, Why::PeerUser);
                 }
                 if conn.unconfirmable.load(SeqCst) {
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
@@ -134,12 +107,6 @@ impl Bg {
                 if !attach_peer(conn, l, m.b, m.nonce) {
                     return;
                 }
-                conn.confirmed.store(true, Release);
-                self.say(l, Msg { kind: kind::CONFIRM, a: m.b, ..Msg::default() });
-                self.stir(conn);
-            }
-            kind::CONFIRM => {
-                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return };
                 conn.confirmed.store(true, Release);
                 self.stir(conn);
             }
@@ -182,8 +149,7 @@ impl Bg {
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
                 self.drop_look((t, false));
-                if !self.say_as_holder(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }, conn)
-                {
+                if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }) {
                     // Never sent, so the peer cannot have learnt the nonce.
                     conn.lock_both().sw().disarm();
                     self.left_by_peer.insert((key(l), slot));
@@ -215,12 +181,7 @@ impl Bg {
             Ok((slot, nonce)) => {
                 self.drop_look((m.tuple, true));
                 attach_peer(conn, l, m.a, m.nonce);
-                if !self.say_as_holder(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() }, conn) {
-                    // Never sent, so the peer cannot have learnt the nonce.
-                    conn.lock_both().sw().disarm();
-                    reject(self, Why::Resources);
-                    return self.unmanage(conn, Why::Resources);
-                }
+                self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);
             }
@@ -467,4 +428,28 @@ pub(super) fn free_slot(l: &Link, slot: u32, ring: &mut TxRing) {
     ring.release();
     l.side.free_slot(slot);
     l.slots.fetch_sub(1, SeqCst);
+}
+
+/// Whether the other end of `conn` belongs to the user of the process at the other end of the link. Only
+/// then may this end write a mark: anybody can bind a free name, but whoever has that user's rights can
+/// take that user's sockets anyway. The other end needs no such question, because it writes its own mark
+/// only after it has seen ours.
+fn is_held_by(conn: &Conn, l: &Link) -> bool {
+    let Some((_, uid, _)) = rv::credentials(l.sock) else { return false };
+    if uid == 0 {
+        return true;
+    }
+    let ends = {
+        let _b = conn.lock_both();
+        rv::ends(conn.local().fd.load(Relaxed))
+    };
+    match ends.as_ref().and_then(rv::owner_of_peer) {
+        Some(owner) => owner == uid,
+        // The kernel does not tell: then only ourselves.
+        None => {
+            // SAFETY: no preconditions.
+            let own = unsafe { sys!(libc::SYS_geteuid) };
+            own == Ok(uid as usize)
+        }
+    }
 }
