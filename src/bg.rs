@@ -276,10 +276,7 @@ impl Bg {
             if what & ask::LOOK != 0 {
                 self.look(conn);
             }
-            if what & ask::LEAVE != 0 {
-                conn.lock_both().sw().leave();
-            }
-            if what & (ask::PUMP | ask::LEAVE) != 0 {
+            if what & ask::PUMP != 0 {
                 self.stir(conn);
             }
             if what & ask::CLOSED != 0 {

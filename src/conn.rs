@@ -60,8 +60,6 @@ pub mod ask {
     pub const CLOSED: u32 = 2;
     /// Move the switch on.
     pub const PUMP: u32 = 4;
-    /// Bring it back to TCP.
-    pub const LEAVE: u32 = 8;
 }
 
 /// What this process alone knows: who waits here.

@@ -19,6 +19,10 @@ use crate::wire::{self, Scan};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 
+mod raw;
+pub use raw::end_peek;
+use raw::{pause, recv_raw, send_raw};
+
 /// What stands at the front of an armed connection's TCP stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
@@ -187,115 +191,6 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
 
 fn waits(conn: &Conn, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
-}
-
-const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
-
-fn hung_up(fd: c_int) -> bool {
-    sys::poll_now(fd, libc::POLLRDHUP) != 0
-}
-
-fn recv_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, mut msg: Option<&mut msghdr>, flags: c_int) -> Step {
-    let may_wait = waits(conn, flags);
-    note_call(conn, may_wait);
-    let mut deadline = 0;
-    loop {
-        if may_wait {
-            stand_back(conn);
-        }
-        conn.rx_inflight.fetch_add(1, SeqCst);
-        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-            leave_kernel(conn, &conn.rx_inflight);
-            return Step::Again;
-        }
-        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), flags | libc::MSG_DONTWAIT);
-        if let Ok(n) = r {
-            if flags & libc::MSG_PEEK == 0 {
-                conn.rx_tcp.fetch_add(n as u64, Relaxed);
-                conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
-            }
-        }
-        leave_kernel(conn, &conn.rx_inflight);
-        match r {
-            Ok(n) if n > 0 && n < b.len() && may_wait && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
-                let timeout = conn.rcvtimeo.load(Relaxed);
-                if timeout > 0 && deadline == 0 {
-                    deadline = now_ns() + timeout;
-                }
-                if let Err(e) = pause(deadline) {
-                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
-                }
-            }
-            Ok(n) => {
-                note_bytes(conn, n);
-                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
-                if n == 0 || !more || n >= b.len() {
-                    return Step::Return(Outcome::Done(n as isize));
-                }
-                b.skip += n;
-            }
-            Err(libc::EAGAIN) if may_wait => {
-                if let Err(e) = peek_wait(fd, conn) {
-                    return Step::Return(Outcome::Fail(e));
-                }
-            }
-            Err(e) => return Step::Return(Outcome::Fail(e)),
-        }
-    }
-}
-
-/// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.
-fn pause(deadline: i64) -> Result<(), Errno> {
-    if deadline > 0 && now_ns() >= deadline {
-        return Err(libc::EAGAIN);
-    }
-    let ts = crate::sync::timespec_of(200_000);
-    // SAFETY: `ts` is readable.
-    unsafe { sys!(libc::SYS_nanosleep, &ts, 0) }.map(|_| ())
-}
-
-/// A thread is inside the kernel no more with a call that is counted.
-fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
-    if inside.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
-        // The mark may have been waiting for us.
-        conn.ask(ask::PUMP);
-    }
-}
-
-/// The background thread waits for a moment in which no thread is inside the kernel with this
-/// connection: a call that may wait anyway lets it have that moment.
-fn stand_back(conn: &Conn) {
-    if conn.hold.load(SeqCst) {
-        let epoch = conn.epoch.load(SeqCst);
-        if conn.hold.load(SeqCst) {
-            conn.fut_rx.fetch_add(1, SeqCst);
-            let _ = futex_wait(&conn.epoch, epoch, 5_000_000);
-            conn.fut_rx.fetch_sub(1, SeqCst);
-        }
-    }
-}
-
-/// Waits in the kernel, with its own rules for signals and timeouts, until something can be read or the
-/// connection is managed.
-fn peek_wait(fd: c_int, conn: &Conn) -> Result<(), Errno> {
-    conn.peekers.fetch_add(1, SeqCst);
-    let r = if conn.phase() == Phase::Raw {
-        let mut byte = 0u8;
-        // SAFETY: one writable byte.
-        unsafe { sys::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) }.map(|_| ())
-    } else {
-        Ok(())
-    };
-    end_peek(conn);
-    r
-}
-
-/// A thread waits in the kernel no more.
-pub fn end_peek(conn: &Conn) {
-    if conn.peekers.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
-        // The mark was left for us.
-        conn.ask(ask::PUMP);
-    }
 }
 
 enum Take {
@@ -620,40 +515,6 @@ fn quickly_readable(conn: &Conn) -> bool {
     }
 }
 
-fn note_call(conn: &Conn, may_wait: bool) {
-    if may_wait && !conn.evidence.load(Relaxed) {
-        conn.evidence.store(true, Relaxed);
-    }
-    let n = conn.calls.load(Relaxed).wrapping_add(1);
-    conn.calls.store(n, Relaxed);
-    if n >= conn.next_try.load(Relaxed) {
-        look(conn, n);
-    }
-}
-
-/// Few calls with much in them count as many.
-fn note_bytes(conn: &Conn, n: usize) {
-    let cfg = crate::config::get();
-    let calls = conn.calls.load(Relaxed);
-    if n >= 4096 && calls < cfg.upgrade_after {
-        let moved = conn.tx_tcp.load(Relaxed) + conn.rx_tcp.load(Relaxed);
-        if moved >= cfg.upgrade_bytes {
-            conn.calls.store(cfg.upgrade_after, Relaxed);
-        }
-    }
-}
-
-/// Enough has gone through it to be worth a ring: looks for the peer.
-#[cold]
-fn look(conn: &Conn, calls: u32) {
-    conn.next_try.store(calls.saturating_mul(4), Relaxed);
-    if !conn.evidence.load(Relaxed) {
-        conn.why(Why::Unseen);
-        return;
-    }
-    conn.ask(ask::LOOK);
-}
-
 /// `sendmsg(2)` and all its kin.
 ///
 /// # Safety
@@ -674,41 +535,6 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
-        }
-    }
-}
-
-/// How much a call that may wait gives the kernel at once: it can be called out after each such piece.
-const RAW_PIECE: usize = 64 << 10;
-
-fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> Step {
-    let may_wait = waits(conn, flags);
-    note_call(conn, may_wait);
-    loop {
-        if may_wait {
-            stand_back(conn);
-        }
-        conn.tx_inflight.fetch_add(1, SeqCst);
-        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-            leave_kernel(conn, &conn.tx_inflight);
-            return Step::Again;
-        }
-        let left = b.len();
-        let piece = if may_wait { left.min(RAW_PIECE) } else { left };
-        // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
-        let more = if piece < left { libc::MSG_MORE } else { 0 };
-        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more);
-        if let Ok(n) = r {
-            conn.tx_tcp.fetch_add(n as u64, Relaxed);
-            conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
-            note_bytes(conn, n);
-        }
-        leave_kernel(conn, &conn.tx_inflight);
-        match r {
-            // A piece that was cut short was cut by a signal or a timeout, which ends the call.
-            Ok(n) if n < left && n == piece => b.skip += n,
-            Ok(n) => return Step::Return(Outcome::Done(n as isize)),
-            Err(e) => return Step::Return(Outcome::Fail(e)),
         }
     }
 }
