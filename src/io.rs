@@ -94,6 +94,15 @@ impl<'a> Bufs<'a> {
         }
     }
 
+    /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
+    fn finish(self, nr: libc::c_long, fd: c_int, flags: c_int) -> Outcome {
+        if self.skip == 0 {
+            return Outcome::Bypass;
+        }
+        let r = kernel_msg(nr, fd, self, usize::MAX, None, flags);
+        self.outcome(r.map_or_else(Outcome::Fail, |n| Outcome::Done(n as isize)))
+    }
+
     /// Whether a buffer lies in the first page, where nothing is ever mapped. (Other bad addresses are
     /// not told from good ones without a system call: they fault here instead of giving `EFAULT`.)
     fn is_nowhere(&self) -> bool {
@@ -172,7 +181,7 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
     loop {
-        let Some(conn) = live(fd, flags) else { return b.outcome(Outcome::Bypass) };
+        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_recvmsg, fd, flags) };
         if flags & libc::MSG_OOB != 0 {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
@@ -522,7 +531,7 @@ fn quickly_readable(conn: &Conn) -> bool {
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
     loop {
-        let Some(conn) = live(fd, flags) else { return b.outcome(Outcome::Bypass) };
+        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags) };
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
         if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
