@@ -117,7 +117,7 @@ fn echo_many_connections() {
 
 #[test]
 fn echo_connections_come_and_go() {
-    let client = "echo-client --conns 4 --threads 4 --rounds 12000 --max 4k --reconnect 8";
+    let client = "echo-client --conns 4 --threads 4 --rounds 40000 --max 4k --reconnect 8";
     pair("echo-server --style thread", client);
     pair("echo-server --style epoll-et", client);
 }
@@ -214,7 +214,7 @@ fn pingpong_large() {
 
 #[test]
 fn pingpong_busy() {
-    pair("pingpong-server --size 64 --busy", "pingpong-client --size 64 --count 60000 --busy");
+    pair("pingpong-server --size 64 --busy", "pingpong-client --size 64 --count 300000 --busy");
 }
 
 #[test]

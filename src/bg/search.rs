@@ -14,6 +14,8 @@ impl Bg {
                 return;
             }
             if conn.procs.load(SeqCst) != 1 {
+                // Until the other process has let go of it, which may be soon.
+                conn.next_try.store(conn.calls.load(Relaxed).saturating_add(64), Relaxed);
                 conn.why(Why::Shared);
                 return;
             }
