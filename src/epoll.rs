@@ -508,7 +508,12 @@ impl Set {
             let n = kernel + asleep?;
             link::drain_hints(b);
             // SAFETY: `n <= max` events are used.
-            let n = n + self.harvest(unsafe { evs.add(n) }, max - n);
+            let mut n = n + self.harvest(unsafe { evs.add(n) }, max - n);
+            if hit && kernel == 0 && n > 0 {
+                // What else became ready while we span.
+                // SAFETY: as above.
+                n += self.ask_kernel(unsafe { evs.add(n) }, max - n, 0, core::ptr::null()).unwrap_or(0);
+            }
             if n > 0 {
                 wait.end();
                 self.show();
