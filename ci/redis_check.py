@@ -15,29 +15,13 @@ import threading
 import time
 import traceback
 
-from redis_lib import Reports, Server, all_bytes, ask, clean_env, default_preload, ring_bytes, share, stop
-from redis_lib import target_dir, workplace
+from preload_lib import Reports, all_bytes, clean_env, default_preload, ring_bytes, share, stop, venv_python, workplace
+from redis_lib import Server, ask
 
 PACKAGE = "redis>=5,<6"
 # Open: now and then one connection of several does not find its peer in time and stays on TCP.
 WANTED_SHARE = 0.95
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def venv_python():
-    """The Python of the virtual environment that has the PyPI client; made if it is not there."""
-    venv = os.path.join(target_dir(), "ci-venv")
-    python = os.path.join(venv, "bin", "python3")
-    good = subprocess.run([python, "-c", "import redis"], capture_output=True) if os.path.exists(python) else None
-    if good is None or good.returncode != 0:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True, timeout=120)
-        # fmt: off
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PACKAGE],
-            check=True, timeout=300, env=clean_env(),
-        )
-        # fmt: on
-    return python
 
 
 class Failed(Exception):
@@ -412,7 +396,7 @@ def main():
     ap.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     ap.add_argument("--setup-only", action="store_true", help="make the virtual environment and end")
     a = ap.parse_args()
-    python = venv_python()
+    python = venv_python(["redis"], [PACKAGE])
     if a.setup_only:
         return 0
     a.count = a.count or (1_000_000 if a.full else 2_000)

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 
-from redis_lib import Reports, Server, default_preload, share, workplace
+from preload_lib import Reports, default_preload, share, workplace
+from redis_lib import Server
 
 SIZES = ((16, "16 B"), (1024, "1 KiB"), (65536, "64 KiB"))
 CLIENTS = (1, 50, 500)

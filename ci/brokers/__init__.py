@@ -1,0 +1,1 @@
+"""Real brokers under real clients, plain and preloaded. Called by ci/brokers_check.py."""

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Real, unmodified brokers under real clients: every message is checked, in
+each of five variants (plain; both ends preloaded; only the servers; only the
+clients; both with rings forbidden). The reports must show that at least 99 %
+of the bytes between preloaded ends went over rings, and otherwise none.
+
+Prints one PASS, FAIL or SKIP line for each broker and variant, then
+`N passed, N failed, N skipped`. What is not installed is skipped;
+`--install` (as root, on Debian) installs it first."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+from brokers import light
+from brokers.frame import VARIANTS, Failed, Run, Skipped
+from preload_lib import default_preload, venv_python
+
+MODULES = ["paho.mqtt.client", "pymemcache", "psycopg2", "pika", "stomp", "confluent_kafka"]
+PACKAGES = [
+    "paho-mqtt>=2,<3",
+    "pymemcache>=4,<5",
+    "psycopg2-binary>=2.9,<3",
+    "pika>=1.3,<2",
+    "stomp.py>=8,<9",
+    "confluent-kafka>=2,<3",
+]
+HERE = os.path.dirname(os.path.abspath(__file__))
+GROUPS = {"light": light.CHECKS}
+
+
+def one(name, function, variant, lib, folder, python, effort):
+    """One broker under one variant: "pass", "fail" or "skip"."""
+    os.makedirs(folder)
+    os.chmod(folder, 0o755)
+    run = Run(variant, lib, folder, python, effort)
+    began = time.monotonic()
+    label = f"{name}/{variant.name}"
+    try:
+        text = function(run)
+        run.stop_servers()
+        print(f"PASS {label}: {text}; {run.verdict()} ({time.monotonic() - began:.1f} s)", flush=True)
+        return "pass"
+    except Skipped as e:
+        print(f"SKIP {label}: {e}", flush=True)
+        return "skip"
+    except Failed as e:
+        print(f"FAIL {label}: {e} ({time.monotonic() - began:.1f} s)", flush=True)
+    except Exception:  # a check that breaks has failed, and the others go on
+        print(f"FAIL {label}: {traceback.format_exc(limit=4)}", flush=True)
+    finally:
+        run.sweep()
+    for side in ("server", "client"):
+        for line in run.reports[side].logs()[:5]:
+            print(f"   log of a {side}: {line}", flush=True)
+    return "fail"
+
+
+def main():
+    """Runs the checks."""
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--preload", default=default_preload(), help="path of the library")
+    ap.add_argument("--only", default="", help="brokers, separated by commas")
+    ap.add_argument("--group", default="light", help="light, heavy or all")
+    ap.add_argument("--variants", default="", help="variants, separated by commas")
+    ap.add_argument("--effort", type=float, default=1.0, help="scale of the number of messages")
+    ap.add_argument("--max-seconds", type=float, default=1500, help="no broker is begun after that")
+    ap.add_argument("--install", action="store_true", help="install what is missing (Debian, as root)")
+    ap.add_argument("--keep", help="leave the working folder there")
+    a = ap.parse_args()
+    lib = os.path.abspath(a.preload)
+    if not os.path.exists(lib):
+        print(f"FAIL {lib} is missing: cargo build --release\n0 passed, 1 failed, 0 skipped")
+        return 1
+    groups = list(GROUPS) if a.group == "all" or a.only else [a.group]
+    checks = {k: f for g in groups for k, f in GROUPS[g].items()}
+    if a.only:
+        unknown = [n for n in a.only.split(",") if n not in checks]
+        if unknown:
+            ap.error(f"no such broker: {unknown}; there are {sorted(checks)}")
+        checks = {n: checks[n] for n in a.only.split(",")}
+    variants = [v for v in VARIANTS if not a.variants or v.name in a.variants.split(",")]
+    if a.install:
+        subprocess.run([os.path.join(HERE, "brokers", "install"), *groups], check=True, timeout=1800)
+    python = venv_python(MODULES, PACKAGES, "brokers-venv")
+    # Servers run under users of their own, who must reach their files, the library and where they report.
+    place = a.keep or tempfile.mkdtemp(prefix="rs-brokers-")
+    os.makedirs(place, exist_ok=True)
+    os.chmod(place, 0o755)
+    mine = os.path.join(place, "libringsock.so")
+    shutil.copy(lib, mine)
+    os.chmod(mine, 0o755)
+    count = {"pass": 0, "fail": 0, "skip": 0}
+    began = time.monotonic()
+    watchdog = threading.Timer(a.max_seconds + 600, lambda: os._exit(124))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        for name, function in checks.items():
+            for v in variants:
+                if time.monotonic() - began > a.max_seconds:
+                    print(f"SKIP {name}/{v.name}: no time left", flush=True)
+                    count["skip"] += 1
+                    continue
+                count[one(name, function, v, mine, os.path.join(place, f"{name}-{v.name}"), python, a.effort)] += 1
+    finally:
+        if not a.keep:
+            shutil.rmtree(place, ignore_errors=True)
+    print(f"{count['pass']} passed, {count['fail']} failed, {count['skip']} skipped")
+    return 1 if count["fail"] or not count["pass"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
