@@ -18,21 +18,22 @@ import threading
 import time
 import traceback
 
-from brokers import light
+from brokers import heavy, light
 from brokers.frame import VARIANTS, Failed, Run, Skipped
 from preload_lib import default_preload, venv_python
 
-MODULES = ["paho.mqtt.client", "pymemcache", "psycopg2", "pika", "stomp", "confluent_kafka"]
-PACKAGES = [
-    "paho-mqtt>=2,<3",
-    "pymemcache>=4,<5",
-    "psycopg2-binary>=2.9,<3",
-    "pika>=1.3,<2",
-    "stomp.py>=8,<9",
-    "confluent-kafka>=2,<3",
-]
+MODULES = {
+    "light": ["paho.mqtt.client", "pymemcache", "psycopg2"],
+    "heavy": ["pika", "stomp", "confluent_kafka", "kazoo", "nats", "pyspark"],
+}
+PACKAGES = {
+    "light": ["paho-mqtt>=2,<3", "pymemcache>=4,<5", "psycopg2-binary>=2.9,<3"],
+    # fmt: off
+    "heavy": ["pika>=1.3,<2", "stomp.py>=8,<9", "confluent-kafka>=2,<3", "kazoo>=2.10,<3", "nats-py>=2,<3", "pyspark>=4,<5"],
+    # fmt: on
+}
 HERE = os.path.dirname(os.path.abspath(__file__))
-GROUPS = {"light": light.CHECKS}
+GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS}
 
 
 def one(name, function, variant, lib, folder, python, effort):
@@ -88,7 +89,8 @@ def main():
     variants = [v for v in VARIANTS if not a.variants or v.name in a.variants.split(",")]
     if a.install:
         subprocess.run([os.path.join(HERE, "brokers", "install"), *groups], check=True, timeout=1800)
-    python = venv_python(MODULES, PACKAGES, "brokers-venv")
+    used = [g for g in groups if any(n in GROUPS[g] for n in checks)]
+    python = venv_python(sum((MODULES[g] for g in used), []), sum((PACKAGES[g] for g in used), []), "brokers-venv")
     # Servers run under users of their own, who must reach their files, the library and where they report.
     place = a.keep or tempfile.mkdtemp(prefix="rs-brokers-")
     os.makedirs(place, exist_ok=True)
@@ -104,6 +106,8 @@ def main():
     try:
         for name, function in checks.items():
             for v in variants:
+                if v.name not in getattr(function, "variants", [v.name]):
+                    continue
                 if time.monotonic() - began > a.max_seconds:
                     print(f"SKIP {name}/{v.name}: no time left", flush=True)
                     count["skip"] += 1
