@@ -485,6 +485,12 @@ impl Conn {
         }
     }
 
+    /// Whether its bytes come from the ring, so that the peer tells of new ones.
+    #[inline]
+    pub fn reads_ring(&self) -> bool {
+        self.stats().path_rx.load(Relaxed) == 1
+    }
+
     /// Whether the peer has ended its direction in the ring.
     #[inline]
     pub fn fin_seen(&self) -> bool {

@@ -186,8 +186,9 @@ fn forget(fd: c_int, how: How) -> Outcome {
         return Outcome::Bypass;
     }
     table::take(fd);
-    epoll::fd_closed(c, fd);
-    if c.local().fds.fetch_sub(1, SeqCst) > 1 {
+    let last = c.local().fds.fetch_sub(1, SeqCst) == 1;
+    epoll::fd_closed(c, last);
+    if !last {
         // Other numbers remain.
         if c.local().fd.load(Relaxed) == fd {
             if let Some(other) = table::other_fd_of(c) {
@@ -365,6 +366,9 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     } else {
         return Outcome::Bypass;
     };
+    if req == libc::FIONREAD && value > 0 {
+        epoll::seen(c);
+    }
     // SAFETY: the program's `int`.
     unsafe { *(arg as *mut c_int) = value };
     Outcome::Done(0)

@@ -441,6 +441,17 @@ pub fn drain_hints(k: u32) {
     });
 }
 
+/// As [`drain_hints`], for two bells.
+pub fn drain_hints_of(k: u32, j: u32) {
+    any(|l| {
+        l.drain(k);
+        if j != k {
+            l.drain(j);
+        }
+        false
+    });
+}
+
 /// Whether hints for bell `k` wait anywhere.
 pub fn any_hints(k: u32) -> bool {
     any(|l| l.has_hints(k))

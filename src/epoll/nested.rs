@@ -19,19 +19,18 @@ impl Set {
         }
         bell::clear(b);
         bell::renew(b);
-        link::drain_hints(b);
-        link::drain_hints(0);
+        link::drain_hints_of(b, 0);
         let listed: Vec<(c_int, &'static Conn, u32)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
-            let fds: Vec<c_int> = inner.ready.drain(..).collect();
+            let keys: Vec<Key> = inner.ready.drain(..).collect();
             self.listed.store(0, SeqCst);
-            fds.into_iter()
-                .filter_map(|fd| {
-                    let i = inner.items.get_mut(&fd)?;
+            keys.into_iter()
+                .filter_map(|key| {
+                    let i = inner.items.get_mut(&key)?;
                     i.listed = false;
-                    (i.managed && !i.spent).then_some((fd, i.conn, i.events))
+                    (i.managed && !i.spent).then_some((key.fd, i.conn, i.events))
                 })
                 .collect()
         };

@@ -16,6 +16,8 @@ pub const CHECKS: &[Check] = &[
     ("dup", dup),
     ("dup-fcntl", dup_fcntl),
     ("dup-in-epoll", dup_in_epoll),
+    ("dup-in-epoll-number-reused", dup_in_epoll_reused),
+    ("dup-in-epoll-back-to-tcp", dup_in_epoll_back),
     ("dup-shutdown", dup_shutdown),
     ("dup2-over-ring", dup2_over),
     ("dup2-over-ring-wakes-nobody", dup2_same),
@@ -170,6 +172,64 @@ fn dup_fcntl(cx: &mut Cx) -> Res {
     cx.fd = new;
     cx.warm(10, 0)?;
     bye(cx)?;
+    Ok(())
+}
+
+/// A set that has the connection under a number that is closed, and that number.
+fn orphan(cx: &mut Cx) -> Result<(i32, i32), Why> {
+    let old = cx.fd;
+    let ep = set(cx, EPOLLIN)?;
+    cx.fd = sys::dup(old)?;
+    sys::close(old)?;
+    Ok((ep, old))
+}
+
+fn dup_in_epoll_reused(cx: &mut Cx) -> Res {
+    let (ep, old) = orphan(cx)?;
+    let ctl = |op, fd, data| sys::epoll_ctl(ep, op, fd, EPOLLIN as u32, data);
+    same!(ctl(libc::EPOLL_CTL_MOD, old, 7), Err(libc::EBADF), "EPOLL_CTL_MOD of the closed number");
+    same!(ctl(libc::EPOLL_CTL_DEL, cx.fd, 7), Err(libc::ENOENT), "EPOLL_CTL_DEL of the duplicate");
+    // The number comes to be another file, which the set does not know.
+    let (rd, wr) = sys::pipe()?;
+    sys::dup2(rd, old)?;
+    same!(ctl(libc::EPOLL_CTL_MOD, old, 8), Err(libc::ENOENT), "EPOLL_CTL_MOD of another file");
+    ctl(libc::EPOLL_CTL_ADD, old, 8)?;
+    ctl(libc::EPOLL_CTL_ADD, cx.fd, 9)?;
+    sys::write(wr, b"x")?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    let ready = || -> Result<Vec<u64>, Why> {
+        let mut v: Vec<u64> = sys::epoll_wait(ep, 8, 1000)?.into_iter().map(|e| e.1).collect();
+        v.sort();
+        Ok(v)
+    };
+    same!(ready()?, vec![7, 8, 9], "events of the old item, of the new file, and of the duplicate");
+    // The number is the connection's again, and so is the item.
+    sys::dup2(cx.fd, old)?;
+    same!(ctl(libc::EPOLL_CTL_ADD, old, 6), Err(libc::EEXIST), "EPOLL_CTL_ADD when the number is back");
+    ctl(libc::EPOLL_CTL_MOD, old, 6)?;
+    same!(ready()?, vec![6, 9], "events when the number is back");
+    ctl(libc::EPOLL_CTL_DEL, old, 0)?;
+    same!(ready()?, vec![9], "events when the item is gone");
+    sys::close(old)?;
+    cx.recv(10)
+}
+
+fn dup_in_epoll_back(cx: &mut Cx) -> Res {
+    let (ep, _) = orphan(cx)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 2000)?, EPOLLIN, "events of the closed number");
+    // Rings do not have this option.
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1i32)?;
+    same!(events(ep, 2000)?, EPOLLIN, "events with an option that rings lack");
+    cx.recv(10)?;
+    same!(events(ep, 20)?, 0, "events when all is read");
+    cx.later(20, 10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "events of new data");
+    cx.wait()?;
+    cx.recv(10)?;
+    sys::close(cx.fd)?;
+    same!(events(ep, 20)?, 0, "events when the last number is closed");
     Ok(())
 }
 

@@ -1,0 +1,379 @@
+//! `epoll_wait`: events of rings and of the kernel's fds together.
+
+use super::*;
+
+const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+
+impl Set {
+    /// Removes the bell's own events.
+    fn without_token(&self, evs: *mut epoll_event, n: usize) -> usize {
+        let token = self.token.load(Relaxed);
+        let mut out = 0;
+        for i in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            unsafe {
+                let e = evs.add(i).read_unaligned();
+                if e.u64 != token {
+                    evs.add(out).write_unaligned(e);
+                    out += 1;
+                }
+            }
+        }
+        out
+    }
+
+    fn new_round(&self) -> u32 {
+        self.rounds.fetch_add(1, Relaxed).wrapping_add(1)
+    }
+
+    /// Takes events from the list of items that may be ready, but for those that call `round` has reported.
+    fn harvest(&self, evs: *mut epoll_event, max: usize, round: u32) -> usize {
+        if self.listed.load(SeqCst) == 0 {
+            return 0;
+        }
+        const BATCH: usize = 64;
+        let mut out = 0;
+        let mut left = self.listed.load(Relaxed) as usize;
+        while left > 0 && out < max {
+            let mut batch: [Option<(Key, &'static Conn, u32, u32)>; BATCH] = [None; BATCH];
+            let mut n = 0;
+            {
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &mut *self.inner.get() };
+                while n < BATCH.min(max - out).min(left) {
+                    let Some(key) = inner.ready.pop_front() else { break };
+                    if let Some(i) = inner.items.get_mut(&key) {
+                        i.listed = false;
+                        if i.managed && !i.spent && i.round == round {
+                            i.listed = true;
+                            inner.ready.push_back(key);
+                            left -= 1;
+                        } else if i.managed && !i.spent {
+                            batch[n] = Some((key, i.conn, i.gen, i.events));
+                            n += 1;
+                        }
+                    }
+                }
+                self.listed.store(inner.ready.len() as u32, SeqCst);
+            }
+            if n == 0 {
+                break;
+            }
+            left -= n;
+            for (key, conn, gen, events) in batch[..n].iter().flatten().copied() {
+                let mask = (events & !NOT_EVENTS) | ALWAYS;
+                let mut got = conn.readiness(mask);
+                if got == 0 || events & ET != 0 {
+                    // The next change is to be told; what happened before that request is looked at after it.
+                    self.arm(conn, mask);
+                    got |= conn.readiness(mask);
+                }
+                let moves = got & IN == 0 && mask & IN != 0 && !conn.reads_ring();
+                if got == 0 && !moves {
+                    continue;
+                }
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &mut *self.inner.get() };
+                let Some(i) = inner.items.get_mut(&key) else { continue };
+                if i.gen != gen || i.spent || !i.managed {
+                    continue;
+                }
+                if moves && !i.moving {
+                    i.moving = true;
+                    inner.moving.push_back(key);
+                    self.moving.store(inner.moving.len() as u32, Relaxed);
+                }
+                if got == 0 {
+                    continue;
+                }
+                // SAFETY: `out < max`, and the program's array has room for `max` events.
+                unsafe { evs.add(out).write_unaligned(epoll_event { events: got, u64: i.data }) };
+                out += 1;
+                i.round = round;
+                if i.events & ONESHOT != 0 {
+                    i.spent = true;
+                } else if i.events & ET == 0 && !i.listed {
+                    i.listed = true;
+                    inner.ready.push_back(key);
+                    self.listed.store(inner.ready.len() as u32, SeqCst);
+                }
+            }
+        }
+        let b = self.bell.load(Relaxed);
+        if self.listed.load(SeqCst) > 0 && b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {
+            bell::ring(b);
+        }
+        out
+    }
+
+    /// One-shots that the kernel has fired: they must not fire again if they become ours.
+    fn note_fired(&self, evs: *const epoll_event, n: usize) {
+        if self.oneshots.load(Relaxed) == 0 {
+            return;
+        }
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let items = unsafe { &mut (*self.inner.get()).items };
+        for i in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            let data = unsafe { evs.add(i).read_unaligned() }.u64;
+            let fits = |i: &Item| i.data == data && i.events & ONESHOT != 0 && !i.managed;
+            // Most programs put the fd itself into the low half.
+            let fd = data as u32 as c_int;
+            let usual = table::conn(fd).and_then(|c| items.get_mut(&Key::new(fd, c)));
+            if let Some(i) = usual.filter(|i| fits(i)) {
+                i.spent = true;
+            } else if let Some(i) = items.values_mut().find(|i| fits(i)) {
+                i.spent = true;
+            }
+        }
+    }
+
+    pub(super) fn arm(&self, conn: &Conn, mask: u32) {
+        let mut bits = WANT_RX;
+        if mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(Relaxed) {
+            bits |= WANT_TX;
+        }
+        conn.arm(bits, conn.bell_for(self.bell.load(Relaxed)));
+    }
+
+    fn kernel_wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+        let epfd = self.epfd.load(Relaxed);
+        let masklen = if mask.is_null() { 0usize } else { 8 };
+        if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
+            let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX.into()) as c_int };
+            // SAFETY: `evs` has room for `max` events.
+            return unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) };
+        }
+        let ts = timespec_of(timeout_ns);
+        // SAFETY: `evs` has room for `max` events, `ts` is readable. 441 is epoll_pwait2.
+        match unsafe { sys!(441, epfd, evs, max, &ts, mask, masklen) } {
+            Err(libc::ENOSYS) => {
+                let ms = (timeout_ns / 1_000_000 + 1).min(i32::MAX.into()) as c_int;
+                // SAFETY: as above.
+                unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) }
+            }
+            r => r,
+        }
+    }
+
+    /// The kernel's part of `wait`. Where it is empty because only bells rang, `Ok(0)` too.
+    fn ask_kernel(&self, evs: *mut epoll_event, max: usize, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+        if max == 0 {
+            return Ok(0);
+        }
+        if self.nests.load(Relaxed) {
+            settle_all();
+        }
+        let n = self.kernel_wait(evs, max as c_int, timeout_ns, mask)?;
+        if n > 0 && timeout_ns != 0 && self.nests.load(Relaxed) {
+            // A set in this one may have been woken for nothing: what is left after a second look is true.
+            settle_all();
+            return self.ask_kernel(evs, max, 0, core::ptr::null());
+        }
+        let kept = self.without_token(evs, n);
+        if kept < n && self.exposed.load(Relaxed) {
+            bell::clear(self.bell.load(Relaxed));
+        }
+        self.note_fired(evs, kept);
+        Ok(kept)
+    }
+
+    /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
+    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool) -> usize {
+        // SAFETY: never past `max` events, here and below.
+        let after = |n: usize| unsafe { evs.add(n) };
+        let kernel = |at: usize| self.ask_kernel(after(at), max - at, 0, core::ptr::null()).unwrap_or(0);
+        let round = self.new_round();
+        if self.kernel_first.swap(false, Relaxed) {
+            let n = kernel(0);
+            return n + self.harvest(after(n), max - n, round);
+        }
+        let n = self.harvest(evs, max, round);
+        if n == max {
+            self.kernel_first.store(true, Relaxed);
+            return n;
+        }
+        if n > 0 && !kernel_due {
+            return n;
+        }
+        let n = n + kernel(n);
+        n + if n > 0 { self.late(after(n), max - n, round) } else { 0 }
+    }
+
+    /// For a call that is about to return: rings that were ready before it, but have not come to the list
+    /// yet, because the background thread was to be told of them.
+    fn late(&self, evs: *mut epoll_event, max: usize, round: u32) -> usize {
+        if max == 0 {
+            return 0;
+        }
+        link::drain_hints_of(self.bell.load(Acquire), 0);
+        self.look_at_moving();
+        self.harvest(evs, max, round)
+    }
+
+    /// Asks the kernel about connections whose bytes still come from there.
+    fn look_at_moving(&self) {
+        if self.moving.load(Relaxed) == 0 {
+            return;
+        }
+        let mut some: [Option<(Key, &'static Conn)>; 16] = [None; 16];
+        {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            for to in some.iter_mut() {
+                let Some(key) = inner.moving.pop_front() else { break };
+                if let Some(i) = inner.items.get_mut(&key) {
+                    i.moving = false;
+                    *to = Some((key, i.conn));
+                }
+            }
+            self.moving.store(inner.moving.len() as u32, Relaxed);
+        }
+        // Looking puts those back that still move.
+        for (key, conn) in some.iter().flatten() {
+            crate::pump::quick(conn);
+            self.push_ready(key.fd, conn);
+        }
+    }
+
+    fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        /// A kernel's fd is looked at when rings are busy at least this often.
+        const KERNEL_EVERY_NS: i64 = 3_000;
+        let max = max as usize;
+        let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
+        let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
+        loop {
+            if self.managed.load(SeqCst) == 0 {
+                self.unaware.fetch_add(1, SeqCst);
+                let n = self.ask_kernel(evs, max, left(), mask);
+                let others = self.unaware.fetch_sub(1, SeqCst) > 1;
+                if others && self.managed.load(SeqCst) > 0 {
+                    // They sleep without being counted at the bell, which wakes one of them at a time.
+                    bell::ring(self.bell.load(Acquire));
+                }
+                let n = n?;
+                if n > 0 || left() == 0 {
+                    return Ok(n as isize);
+                }
+                continue;
+            }
+            let b = self.bell.load(Acquire);
+            if self.exposed.load(Relaxed) {
+                bell::renew(b);
+            }
+            link::drain_hints(b);
+            let now = now_ns();
+            let due = now - self.kernel_at.load(Relaxed) > KERNEL_EVERY_NS;
+            if due {
+                self.kernel_at.store(now, Relaxed);
+            }
+            let n = self.gather(evs, max, due);
+            if n > 0 {
+                self.show();
+                return Ok(n as isize);
+            }
+            if timeout_ns == 0 {
+                self.look_at_kernel();
+                link::drain_hints(0);
+                self.look_at_moving();
+                let n = self.harvest(evs, max, self.new_round());
+                self.show();
+                return Ok(n as isize);
+            }
+            let wait = Wait::begin();
+            let mut kernel = 0;
+            let hit = wait.spin(
+                || self.listed.load(SeqCst) > 0 || link::any_hints(b),
+                || {
+                    kernel = self.ask_kernel(evs, max, 0, core::ptr::null()).unwrap_or(0);
+                    kernel > 0 || (deadline > 0 && now_ns() >= deadline)
+                },
+            );
+            let mut asleep = Ok(0);
+            if !hit {
+                bell::sleep_begin(b);
+                link::drain_hints(b);
+                if self.listed.load(SeqCst) == 0 {
+                    asleep = self.ask_kernel(evs, max, left(), mask);
+                }
+                bell::sleep_end(b);
+            }
+            let n = kernel + asleep?;
+            link::drain_hints(b);
+            let round = self.new_round();
+            // SAFETY: `n <= max` events are used.
+            let mut n = n + self.harvest(unsafe { evs.add(n) }, max - n, round);
+            let over = left() == 0;
+            if n > 0 || over {
+                // SAFETY: as above.
+                n += self.late(unsafe { evs.add(n) }, max - n, round);
+            }
+            if hit && kernel == 0 && n > 0 {
+                // What else became ready while we span.
+                // SAFETY: as above.
+                n += self.ask_kernel(unsafe { evs.add(n) }, max - n, 0, core::ptr::null()).unwrap_or(0);
+            }
+            if n > 0 {
+                wait.end();
+                self.show();
+                return Ok(n as isize);
+            }
+            if over {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// For a caller that will not wait: what the background thread would find out in a moment.
+    fn look_at_kernel(&self) {
+        let mut some: [Option<&'static Conn>; 16] = [None; 16];
+        {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let items = unsafe { &(*self.inner.get()).items };
+            for (to, i) in some.iter_mut().zip(items.values().filter(|i| i.managed)) {
+                *to = Some(i.conn);
+            }
+        }
+        for c in some.iter().flatten() {
+            crate::pump::quick(c);
+        }
+    }
+}
+
+/// `epoll_wait(2)` and its kin; `timeout_ns < 0` waits for ever.
+///
+/// # Safety
+/// `evs` must have room for `max` events; `mask` is null or readable.
+pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
+    if max <= 0 || evs.is_null() || !crate::process::is_active() {
+        return Outcome::Bypass;
+    }
+    let s = match set_of(epfd) {
+        Some(s) => s,
+        None => {
+            // A connection may be added while we sleep, so we must not sleep where we cannot filter. The
+            // first call tells whether it is an epoll set at all.
+            // SAFETY: the program's array.
+            match unsafe {
+                sys!(libc::SYS_epoll_pwait, epfd, evs, max, 0, mask, if mask.is_null() { 0usize } else { 8 })
+            } {
+                Ok(0) if timeout_ns != 0 => {}
+                Ok(n) => return Outcome::Done(n as isize),
+                Err(_) => return Outcome::Bypass,
+            }
+            match make_set(epfd) {
+                Some(s) => s,
+                None => return Outcome::Bypass,
+            }
+        }
+    };
+    match s.wait(evs, max, timeout_ns, mask) {
+        Ok(n) => Outcome::Done(n),
+        Err(e) => Outcome::Fail(e),
+    }
+}
