@@ -19,8 +19,7 @@ from preload_lib import Reports, all_bytes, clean_env, default_preload, ring_byt
 from redis_lib import Server, ask
 
 PACKAGE = "redis>=5,<6"
-# Open: now and then one connection of several does not find its peer in time and stays on TCP.
-WANTED_SHARE = 0.95
+WANTED_SHARE = 0.99
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -138,9 +137,7 @@ class Check:
             texts.append(text)
             moved.append(all_bytes(t))
         # What the clients counted the server must have counted; it also had a few questions of ours.
-        # (Not for connections that became plain on the way: some of their bytes are missing from the
-        # server's report now and then, which is an open defect of the report, not of the stream.)
-        if self.setting.rings and len(moved) == 2 and len(self.servers) == 1 and not 0 <= moved[0] - moved[1] <= 1 << 20:
+        if len(moved) == 2 and len(self.servers) == 1 and not 0 <= moved[0] - moved[1] <= 1 << 20:
             raise Failed(f"the ends count differently: {'; '.join(texts)}")
         return "; ".join(texts)
 
@@ -309,7 +306,7 @@ def check_bench(c, a, runs):
 
 # Each connection begins on TCP, and every test of redis-benchmark has new ones: to have 99 % of
 # the bytes on rings each needs some thousand calls.
-BENCH_FAST = ((1, 1, 20_000), (50, 1, 200_000), (50, 16, 2_000_000))
+BENCH_FAST = ((1, 1, 60_000), (50, 1, 200_000), (50, 16, 2_000_000))
 BENCH_FULL = (
     (1, 1, 50_000),
     (50, 1, 400_000),
@@ -388,7 +385,7 @@ def main():
     """Runs the checks."""
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--preload", default=default_preload(), help="path of the library, or `none`")
-    ap.add_argument("--count", type=int, help="SET/GET of random values (2,000; with --full 1,000,000)")
+    ap.add_argument("--count", type=int, help="SET/GET of random values (8,000; with --full 1,000,000)")
     ap.add_argument("--procs", type=int, default=4, help="client processes for them")
     ap.add_argument("--max-seconds", type=float, help="bound of that check (59; with --full 600)")
     ap.add_argument("--full", action="store_true", help="larger counts")
@@ -399,7 +396,7 @@ def main():
     python = venv_python(["redis"], [PACKAGE])
     if a.setup_only:
         return 0
-    a.count = a.count or (1_000_000 if a.full else 2_000)
+    a.count = a.count or (1_000_000 if a.full else 8_000)
     a.max_seconds = a.max_seconds or (600 if a.full else 59)
     if a.preload == "none":
         a.preload = None

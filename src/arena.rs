@@ -6,7 +6,7 @@
 use crate::conn::{add_totals, Conn, Local, Phase};
 use crate::shm;
 use crate::stats::{self, ConnStats, Header};
-use crate::sync::Lock;
+use crate::sync::{Guard, Lock};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 const CAPACITY: usize = 1 << 16;
@@ -103,6 +103,7 @@ pub fn alloc() -> Option<&'static Conn> {
             (*local).fd.store(-1, Relaxed);
             (*local).fds.store(0, Relaxed);
             (*local).managed.store(false, Relaxed);
+            (*local).blind.store(false, Relaxed);
             (*local).watchers.store(0, Relaxed);
             (*a.conns.add(i)).reset(i as u32, crate::process::pid(), gen, local, a.stats.add(i));
             let s = &*a.stats.add(i);
@@ -127,9 +128,19 @@ pub fn alloc() -> Option<&'static Conn> {
     None
 }
 
+/// Held while a connection's counts go from its record to the totals.
+static BOOKS: Lock = Lock::new();
+
+/// While the result lives, no connection is counted in the totals instead of its record. `None`: a signal
+/// handler asks that has interrupted just that.
+pub fn stop_books() -> Option<Guard<'static>> {
+    (!BOOKS.held_by_me()).then(|| BOOKS.lock())
+}
+
 /// Frees a record, adding its counts to the totals.
 pub fn free(c: &Conn) {
     let Some(a) = arena() else { return };
+    let _books = stop_books();
     if !c.is_inherited() {
         // SAFETY: see `make`.
         add_totals(unsafe { &(*a.header).closed }, c.stats());
@@ -170,6 +181,7 @@ pub fn each(mut f: impl FnMut(&'static Conn)) {
 /// In a forked child: new connections go to a new arena.
 pub fn reset_after_fork() {
     LOCK.reset_after_fork();
+    BOOKS.reset_after_fork();
     ARENA.store(core::ptr::null_mut(), Relaxed);
     HINT.store(0, Relaxed);
     let fd = FD.swap(-1, Relaxed);

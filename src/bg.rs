@@ -30,8 +30,17 @@ static STATE: AtomicU32 = AtomicU32::new(0);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
-/// How long a connecting end waits to be found.
-const LISTEN_NS: i64 = 500 * MS;
+/// How long an end looks for the other with all its might.
+const LOOK_NS: i64 = 500 * MS;
+/// How long a connecting end can be found, unless too many others want to be.
+const LISTEN_NS: i64 = 30_000 * MS;
+/// How many connecting ends can be found for that long.
+const LISTENERS: usize = 32;
+/// How many connections are looked for at the same time.
+const LOOKS: usize = 256;
+/// After so many searches in vain for a server's process, none is begun for [`REST_NS`].
+const PATIENCE: u32 = 16;
+const REST_NS: i64 = 2_000 * MS;
 /// Tries of an accepting end to find the other; the pause doubles from 1 ms.
 const DIALS: u32 = 9;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
@@ -127,6 +136,19 @@ mod token {
 /// Which end of a connection: its name, and whether it is the connecting end. Both may be in this process.
 type End = (Tuple, bool);
 
+/// A connection, and which use of its record.
+#[derive(Clone, Copy)]
+struct Known {
+    conn: &'static Conn,
+    gen: u32,
+}
+
+impl Known {
+    fn is_raw(&self) -> bool {
+        self.conn.gen.load(Relaxed) == self.gen && self.conn.phase() == Phase::Raw
+    }
+}
+
 /// A connection whose peer is being looked for.
 struct Look {
     conn: &'static Conn,
@@ -157,6 +179,14 @@ struct Bg {
     epfd: c_int,
     process: [u8; 16],
     looks: HashMap<End, Look>,
+    /// Every connection that was ever looked for and is not closed: its peer may ask for it at any time.
+    known: HashMap<End, Known>,
+    /// The same the other way round, by the record's address.
+    end_of: HashMap<usize, End>,
+    /// How many of `looks` can be found.
+    listening: usize,
+    /// Servers whose process was looked for in vain: how often, and until when not again.
+    in_vain: HashMap<([u8; 16], u16), (u32, i64)>,
     callers: HashMap<c_int, Caller>,
     links: Vec<&'static Link>,
     /// Which accepting processes (by address) are at the other end of which link.
@@ -191,6 +221,10 @@ impl Bg {
             epfd,
             process,
             looks: HashMap::new(),
+            known: HashMap::new(),
+            end_of: HashMap::new(),
+            listening: 0,
+            in_vain: HashMap::new(),
             callers: HashMap::new(),
             links: Vec::new(),
             servers: HashMap::new(),
@@ -329,8 +363,11 @@ impl Bg {
         for (l, _) in self.dead.extract_if(.., |(l, at)| *at <= now && l.retire()) {
             self.retired.push(l);
         }
-        if self.asked.len() > 4096 {
+        if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
+        }
+        if self.in_vain.len() > 1 << 10 {
+            self.in_vain.retain(|_, (_, until)| *until > now);
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Local {
     pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.
     pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
+    /// It may be in epoll sets that were made before a fork, of which only the kernel knows in this process.
+    pub blind: AtomicBool,
     /// How many sets and threads that is: where it is not one, no single bell will do.
     pub watchers: AtomicU32,
     /// Threads in `poll` that wait for it.
@@ -109,8 +111,8 @@ pub struct Conn {
     pub hold: AtomicBool,
     /// The program ended its direction before the peer's nonce was known: we never write a mark.
     pub unconfirmable: AtomicBool,
-    /// The peer was looked for in vain once.
-    pub looked_twice: AtomicBool,
+    /// Its peer is being looked for: calls that may wait do it so that no thread is in the way of an upgrade.
+    pub gentle: AtomicBool,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
     /// Processes that hold it.
@@ -282,7 +284,7 @@ impl Conn {
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
-            &mut self.looked_twice,
+            &mut self.gentle,
             &mut self.unconfirmable,
             &mut self.hold,
         ] {

@@ -470,7 +470,7 @@ unsafe fn raw_pair(n: c_long, a: usize, b: usize, c: usize, d: usize, fds: *cons
 unsafe fn raw_accept(n: c_long, listener: usize, addr: usize, len: usize, flags: usize) -> Outcome {
     let out = raw_fd(n, listener, addr, len, flags, 0, 0);
     if let Done(fd) = out {
-        ops::accepted(listener as c_int, fd as c_int);
+        ops::accepted(fd as c_int, flags as c_int);
     }
     out
 }

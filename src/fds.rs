@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::TxPath;
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
-use crate::{arena, config, epoll, fdhigh, process, pump, rendezvous};
+use crate::{arena, config, epoll, fdhigh, process, pump};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
 
@@ -18,8 +18,8 @@ fn outcome(r: SysResult) -> Outcome {
     }
 }
 
-/// A TCP connection has come into being on `fd`.
-pub fn opened(fd: c_int, connector: bool) {
+/// A TCP connection has come into being on `fd`. `flags`: its file status flags, where the caller knows them.
+pub fn opened(fd: c_int, connector: bool, flags: Option<c_int>) {
     if !process::is_active() || process::is_guest() {
         return;
     }
@@ -39,8 +39,8 @@ pub fn opened(fd: c_int, connector: bool) {
     c.connector.store(connector, Relaxed);
     c.local().fds.store(1, Relaxed);
     // SAFETY: a query.
-    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0);
-    c.nonblock.store(flags & libc::O_NONBLOCK as usize != 0, Relaxed);
+    let asked = || unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0) as c_int;
+    c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
     let cfg = config::get();
     c.next_try.store(cfg.upgrade_after, Relaxed);
     if cfg.links.shm {
@@ -197,6 +197,9 @@ fn forget(fd: c_int, how: How) -> Outcome {
         }
         return kernel();
     }
+    if how != How::Stale {
+        process::read_kernel_counts(c, fd);
+    }
     if c.procs.fetch_sub(1, SeqCst) > 1 {
         // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
         c.local().fd.store(-1, SeqCst);
@@ -205,14 +208,6 @@ fn forget(fd: c_int, how: How) -> Outcome {
         c.notify();
         return r;
     }
-    if c.phase() == Phase::Plain && how != How::Stale {
-        if let Some((tx, rx)) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
-            let s = c.stats();
-            s.tx_bytes_tcp.store(tx.saturating_sub(s.tx_bytes_ring.load(Relaxed)), Relaxed);
-            s.rx_bytes_tcp.store(rx.saturating_sub(s.rx_bytes_ring.load(Relaxed)), Relaxed);
-        }
-    }
-
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
             let unread = b.rx.ring().waiting() > 0 && !c.has_ended(END_RDSHUT);

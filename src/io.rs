@@ -134,6 +134,18 @@ fn kernel_msg(
     msg: Option<&mut msghdr>,
     flags: c_int,
 ) -> sys::SysResult {
+    if msg.is_none() && b.iov.len() == 1 {
+        let v = b.iov[0];
+        // SAFETY: `skip` is at most the buffer's length; the program's buffer, as it gave it.
+        return unsafe {
+            let p = v.iov_base.cast::<u8>().add(b.skip).cast::<c_void>();
+            let len = (v.iov_len - b.skip).min(limit);
+            match nr {
+                libc::SYS_recvmsg => sys::recv(fd, p, len, flags),
+                _ => sys::send(fd, p, len, flags),
+            }
+        };
+    }
     let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
     let mut n = 0;
     let mut left = limit;
@@ -340,8 +352,9 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
             }
             break;
         }
+        let mut beyond = [0u8; wire::MARK_LEN];
         // SAFETY: the program's buffer, as it gave it.
-        let n = match unsafe { sys::recv(fd, p.cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        let n = match unsafe { peek_beyond(fd, p, len, &mut beyond) } {
             Ok(n) if n > 0 => n,
             Ok(_) | Err(libc::EAGAIN | libc::EINTR) => break,
             Err(e) => {
@@ -350,9 +363,12 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
                 break;
             }
         };
-        // SAFETY: the kernel has just written `n` bytes there.
-        let window = unsafe { core::slice::from_raw_parts(p, n) };
-        let Scan::App(app) = wire::scan(window, &rx.nonce(), mark_begun(conn)) else { break };
+        // SAFETY: the kernel has just written so many bytes there.
+        let window = unsafe { core::slice::from_raw_parts(p, n.min(len)) };
+        let app = wire::scan_beyond(window, &beyond[..n - window.len()], &rx.nonce(), mark_begun(conn));
+        if app == 0 {
+            break;
+        }
         if peek {
             return Take::Got(app);
         }
@@ -370,6 +386,23 @@ fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
         0 => Take::Empty,
         n => Take::Got(n),
     }
+}
+
+/// Peeks into the program's buffer, and at what follows.
+///
+/// # Safety
+/// `p` must be writable for `len` bytes.
+unsafe fn peek_beyond(fd: c_int, p: *mut u8, len: usize, beyond: &mut [u8]) -> sys::SysResult {
+    let mut iov = [
+        iovec { iov_base: p.cast(), iov_len: len },
+        iovec { iov_base: beyond.as_mut_ptr().cast(), iov_len: beyond.len() },
+    ];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut h: msghdr = unsafe { core::mem::zeroed() };
+    h.msg_iov = iov.as_mut_ptr();
+    h.msg_iovlen = iov.len();
+    // SAFETY: the caller's promise.
+    unsafe { sys!(libc::SYS_recvmsg, fd, &mut h as *mut msghdr, libc::MSG_PEEK | libc::MSG_DONTWAIT) }
 }
 
 fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take {

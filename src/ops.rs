@@ -83,12 +83,14 @@ pub fn epoll_new(fd: c_int) {
     epoll::created(fd);
 }
 
-/// `accept(2)` has returned `fd`.
+/// `accept4(2)` has returned `fd`. `flags`: as they were given to it.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn accepted(_listener: c_int, fd: c_int) {
-    fds::opened(fd, false);
+pub unsafe fn accepted(fd: c_int, flags: c_int) {
+    // The same bit; and of a listener's status flags an accepted socket inherits none on Linux.
+    const _: () = assert!(libc::SOCK_NONBLOCK == libc::O_NONBLOCK);
+    fds::opened(fd, false, Some(flags));
 }
 
 /// `connect(2)` has succeeded or begun.
@@ -96,7 +98,7 @@ pub unsafe fn accepted(_listener: c_int, fd: c_int) {
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn connecting(fd: c_int) {
-    fds::opened(fd, true);
+    fds::opened(fd, true, None);
 }
 
 macro_rules! foreign {

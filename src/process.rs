@@ -62,7 +62,7 @@ pub fn exiting() {
         return;
     }
     drain_at_exit();
-    arena::each(read_kernel_counts);
+    each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
     // The kernel closes what is open; others who hold the same connections are to know.
     each_held(|c| {
@@ -71,6 +71,8 @@ pub fn exiting() {
 }
 
 fn write_report() {
+    // The background thread may be closing hundreds of connections right now.
+    let _books = arena::stop_books();
     if let Some((header, conns)) = arena::view() {
         report::at_exit(header, conns);
     }
@@ -93,10 +95,9 @@ fn drain_at_exit() {
     });
 }
 
-/// Asks the kernel how much went through a connection that is not counted call by call.
-pub fn read_kernel_counts(c: &'static Conn) {
-    let fd = c.local().fd.load(Relaxed);
-    if c.phase() != Phase::Plain || fd < 0 || !table::is(fd, c) {
+/// Asks the kernel how much went through a connection that is not counted call by call. `fd`: one of its numbers.
+pub fn read_kernel_counts(c: &Conn, fd: i32) {
+    if c.phase() != Phase::Plain {
         return;
     }
     if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
@@ -142,10 +143,8 @@ pub fn fork_child() {
             // own may be in any state here.
             core::ptr::write(l.items.get(), Vec::new());
             core::ptr::write(l.waiters.get(), Vec::new());
-            if had && c.phase() == Phase::Raw {
-                // It is in a set of which only the kernel knows now.
-                c.evidence.store(false, Relaxed);
-                c.next_try.store(u32::MAX, Relaxed);
+            if had {
+                l.blind.store(true, Relaxed);
             }
         }
     });
@@ -198,7 +197,7 @@ pub fn exec_prepare() {
         });
     }
     // The report of this image; if exec fails, the process writes another one when it ends.
-    arena::each(read_kernel_counts);
+    each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
 }
 

@@ -33,22 +33,22 @@ hook! {
     }
 }
 
-unsafe fn accepted(listener: c_int, fd: c_int) -> c_int {
+unsafe fn accepted(fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         keep_errno(|| {
             ops::fd_new(fd);
-            ops::accepted(listener, fd);
+            ops::accepted(fd, flags);
         });
     }
     fd
 }
 
 hook! {
-    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int { accepted(fd, real(fd, addr, len)) }
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int { accepted(real(fd, addr, len), 0) }
 }
 hook! {
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-        accepted(fd, real(fd, addr, len, flags))
+        accepted(real(fd, addr, len, flags), flags)
     }
 }
 

@@ -15,7 +15,7 @@ impl Bg {
             }
             if conn.procs.load(SeqCst) != 1 {
                 // Until the other process has let go of it, which may be soon.
-                conn.next_try.store(conn.calls.load(Relaxed).saturating_add(64), Relaxed);
+                later(conn, 64);
                 conn.why(Why::Shared);
                 return;
             }
@@ -40,31 +40,52 @@ impl Bg {
         let connector = conn.connector.load(Relaxed);
         let t = rv::tuple(&ends, connector);
         let end = (t, connector);
-        if self.looks.contains_key(&end) {
-            return;
-        }
-        conn.why(Why::Looking);
         let now = now_ns();
-        let mut look =
-            Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS };
+        if self.looks.get(&end).is_some_and(|l| l.gen != gen || !core::ptr::eq(l.conn, conn)) {
+            self.drop_look(end);
+        }
+        let resting = connector && self.in_vain.get(&(t.to, t.to_port)).is_some_and(|(_, until)| *until > now);
+        if self.looks.len() >= LOOKS || resting {
+            return later(conn, 64);
+        }
+        self.known.insert(end, Known { conn, gen });
+        self.end_of.insert(conn as *const Conn as usize, end);
+        conn.why(Why::Looking);
+        let mut told = false;
         if connector {
-            let mut told = false;
             let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
             for l in servers.into_iter().rev().take(4) {
                 told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
             }
-            if told {
-                look.at = now + 5 * MS;
-            }
-            self.looks.insert(end, look);
-        } else if let Some((l, _)) = self.asked.remove(&t) {
-            self.looks.insert(end, look);
-            self.propose(l, t);
-            return;
-        } else {
-            self.looks.insert(end, look);
         }
-        self.timers();
+        let look = self.looks.entry(end).or_insert_with(|| Look::new(conn, gen, now));
+        if look.found.is_some() {
+            return;
+        }
+        look.until = now + LISTEN_NS;
+        if look.listener >= 0 {
+            // It can be found still.
+            look.at = now + LOOK_NS;
+        } else if told {
+            look.at = now + 5 * MS;
+        }
+        match self.asked.remove(&t) {
+            Some((l, _)) if !connector => self.propose(l, t),
+            _ => self.timers(),
+        }
+    }
+
+    /// The other end of a connection has found us: the search for it, begun anew if it had ended.
+    pub(super) fn found(&mut self, end: End) -> Option<&mut Look> {
+        let k = *self.known.get(&end)?;
+        if !k.is_raw() {
+            return None;
+        }
+        let look = self.looks.entry(end).or_insert_with(|| {
+            let now = now_ns();
+            Look { dials: DIALS, at: now + LOOK_NS, until: now, ..Look::new(k.conn, k.gen, now) }
+        });
+        (look.gen == k.gen).then_some(look)
     }
 
     pub(super) fn step_look(&mut self, end: End, now: i64) {
@@ -75,6 +96,7 @@ impl Bg {
             self.drop_look(end);
             return;
         }
+        let many = self.listening > LISTENERS;
         if let Some((l, proposal)) = look.found.take() {
             match proposal {
                 Some(m) => self.on_propose(l, &m),
@@ -86,14 +108,20 @@ impl Bg {
             if look.listener < 0 && now < look.until {
                 match rv::listen(&t) {
                     Ok(fd) => {
+                        self.listening += 1;
                         look.listener = fd;
-                        look.at = look.until;
+                        look.at = now + LOOK_NS;
                         self.watch(fd, (fd as u64) << 3 | token::LISTENER, libc::EPOLLIN);
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
                     Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
                     Err(_) => self.fail_look(end, Why::Resources),
                 }
+            } else if now < look.until && !many {
+                // The other end may look later. Until then this is a connection like any other.
+                look.at = look.until;
+                conn.gentle.store(false, Relaxed);
+                conn.why(Why::NoPeer);
             } else {
                 self.fail_look(end, Why::NoPeer);
             }
@@ -126,22 +154,36 @@ impl Bg {
     pub(super) fn drop_look(&mut self, end: End) -> Option<Look> {
         let look = self.looks.remove(&end)?;
         if look.listener >= 0 {
+            self.listening -= 1;
             self.unwatch(look.listener);
             sys::close(look.listener);
+        }
+        if look.gen == look.conn.gen.load(Relaxed) {
+            look.conn.gentle.store(false, Relaxed);
         }
         Some(look)
     }
 
-    /// The search was in vain. A second one in vain is the last.
+    /// The search was in vain. If nobody was found the connection is looked for again when it has had
+    /// several times as many calls; every other reason is final.
     pub(super) fn fail_look(&mut self, end: End, why: Why) {
         let Some(look) = self.drop_look(end) else { return };
         if look.conn.gen.load(Relaxed) != look.gen {
             return;
         }
         look.conn.why(why);
-        let again = why == Why::NoPeer && !look.conn.looked_twice.swap(true, Relaxed);
-        if !again {
+        told(end.0, why.text());
+        if why == Why::Shared {
+            // Until the other process has let go of it.
+            later(look.conn, 64);
+        } else if why != Why::NoPeer {
             make_plain(look.conn, why);
+        } else if end.1 {
+            let (times, until) = self.in_vain.entry((end.0.to, end.0.to_port)).or_default();
+            *times += 1;
+            if *times >= PATIENCE {
+                *until = now_ns() + REST_NS;
+            }
         }
     }
 
@@ -341,6 +383,30 @@ impl Bg {
         self.tell_bells();
         Some(l)
     }
+}
+
+impl Look {
+    fn new(conn: &'static Conn, gen: u32, now: i64) -> Look {
+        Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS }
+    }
+}
+
+/// What became of an attempt to move a connection, for `RINGSOCK_LOG=debug`.
+pub(super) fn told(t: Tuple, what: &str) {
+    let (from, to) = (rv::socket_addr(&(t.from, t.from_port)), rv::socket_addr(&(t.to, t.to_port)));
+    log(Level::Debug, format_args!("{from} to {to}: {what}"));
+}
+
+/// Has a connection looked for again after so many calls.
+pub(super) fn later(conn: &Conn, calls: u32) {
+    conn.next_try.store(conn.calls.load(Relaxed).saturating_add(calls), Relaxed);
+    conn.gentle.store(false, Relaxed);
+}
+
+/// Has a connection looked for again with its next calls, and calls out of the way until then.
+pub(super) fn soon(conn: &Conn) {
+    later(conn, 16);
+    conn.gentle.store(true, Relaxed);
 }
 
 pub(super) fn make_plain(conn: &Conn, why: Why) {

@@ -1,6 +1,7 @@
 //! What the two ends of a link say to each other of their connections: the exchange of nonces that begins
 //! an upgrade, and the end of slots, bells and links.
 
+use super::search::{soon, told};
 use super::*;
 
 impl Bg {
@@ -79,7 +80,7 @@ impl Bg {
     pub(super) fn on_message(&mut self, l: &'static Link, m: &Msg, fds: &mut [c_int; 4]) {
         match m.kind {
             kind::ASK => {
-                if self.looks.contains_key(&(m.tuple, false)) {
+                if self.found((m.tuple, false)).is_some() {
                     self.propose(l, m.tuple);
                 } else {
                     self.asked.insert(m.tuple, (l, now_ns()));
@@ -149,6 +150,7 @@ impl Bg {
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
                 self.drop_look((t, false));
+                told(t, "proposed");
                 if !self.say(l, Msg { kind: kind::PROPOSE, a: slot, nonce, tuple: t, ..Msg::default() }) {
                     // Never sent, so the peer cannot have learnt the nonce.
                     conn.lock_both().sw().disarm();
@@ -159,6 +161,8 @@ impl Bg {
             Err(None) => {
                 if !self.wait_for_calm((t, false), l, None) {
                     self.drop_look((t, false));
+                    told(t, "a thread is in the way; again soon");
+                    soon(conn);
                 }
             }
             Err(Some(why)) => self.fail_look((t, false), why),
@@ -169,10 +173,8 @@ impl Bg {
         let reject = |bg: &mut Bg, why: Why| {
             bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
-        let conn = match self.looks.get(&(m.tuple, true)) {
-            Some(k) if k.conn.gen.load(Relaxed) == k.gen => k.conn,
-            _ => return reject(self, Why::NoPeer),
-        };
+        let Some(conn) = self.found((m.tuple, true)).map(|k| k.conn) else { return reject(self, Why::NoPeer) };
+        self.in_vain.remove(&(m.tuple.to, m.tuple.to_port));
         let servers = self.servers.entry((m.tuple.to, m.tuple.to_port)).or_default();
         if !servers.iter().any(|s| core::ptr::eq(*s, l)) {
             servers.push(l);
@@ -180,6 +182,7 @@ impl Bg {
         match self.begin(conn, l) {
             Ok((slot, nonce)) => {
                 self.drop_look((m.tuple, true));
+                told(m.tuple, "accepted");
                 attach_peer(conn, l, m.a, m.nonce);
                 self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
                 // What was written before this may have been the mark's cue.
@@ -188,7 +191,9 @@ impl Bg {
             Err(None) => {
                 if !self.wait_for_calm((m.tuple, true), l, Some(*m)) {
                     reject(self, Why::Looking);
+                    told(m.tuple, "a thread is in the way; again soon");
                     self.drop_look((m.tuple, true));
+                    soon(conn);
                 }
             }
             Err(Some(why)) => {
@@ -224,18 +229,20 @@ impl Bg {
         if conn.phase() != Phase::Raw || fd < 0 {
             return Err(Some(Why::Refused));
         }
-        if conn.procs.load(SeqCst) != 1 {
+        if conn.procs.load(SeqCst) != 1 || conn.local().blind.load(Relaxed) {
             return Err(Some(Why::Shared));
         }
         // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
         let busy = || conn.rx_inflight.load(SeqCst) > 0 || conn.tx_inflight.load(SeqCst) > 0;
         if busy() {
+            conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
             return Err(None);
         }
         conn.set_phase(Phase::Managed);
         if busy() {
             conn.set_phase(Phase::Raw);
+            conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
             return Err(None);
         }
@@ -323,9 +330,12 @@ impl Bg {
         if conn.phase() != Phase::Closed {
             return;
         }
-        let mine: Vec<End> = self.looks.iter().filter(|(_, k)| core::ptr::eq(k.conn, conn)).map(|(t, _)| *t).collect();
-        for t in mine {
-            self.drop_look(t);
+        if let Some(end) = self.end_of.remove(&(conn as *const Conn as usize)) {
+            // The same name may be that of a newer connection already.
+            if self.known.get(&end).is_some_and(|k| core::ptr::eq(k.conn, conn)) {
+                self.known.remove(&end);
+                self.drop_look(end);
+            }
         }
         {
             let mut b = conn.lock_both();

@@ -17,12 +17,15 @@ pub(super) fn recv_raw(
         if may_wait {
             stand_back(conn);
         }
+        // While nobody looks for the peer, no thread can be in the way of an upgrade.
+        let gentle = may_wait && conn.gentle.load(Relaxed);
+        let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         conn.rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
             leave_kernel(conn, &conn.rx_inflight);
             return Step::Again;
         }
-        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), flags | libc::MSG_DONTWAIT);
+        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
                 conn.rx_tcp.fetch_add(n as u64, Relaxed);
@@ -31,7 +34,7 @@ pub(super) fn recv_raw(
         }
         leave_kernel(conn, &conn.rx_inflight);
         match r {
-            Ok(n) if n > 0 && n < b.len() && may_wait && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
+            Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
                 let timeout = conn.rcvtimeo.load(Relaxed);
                 if timeout > 0 && deadline == 0 {
                     deadline = now_ns() + timeout;
@@ -42,13 +45,13 @@ pub(super) fn recv_raw(
             }
             Ok(n) => {
                 note_bytes(conn, n);
-                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
+                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && gentle;
                 if n == 0 || !more || n >= b.len() {
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 b.skip += n;
             }
-            Err(libc::EAGAIN) if may_wait => {
+            Err(libc::EAGAIN) if gentle => {
                 if let Err(e) = peek_wait(fd, conn) {
                     return Step::Return(Outcome::Fail(e));
                 }
@@ -134,7 +137,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
             return Step::Again;
         }
         let left = b.len();
-        let piece = if may_wait { left.min(RAW_PIECE) } else { left };
+        let piece = if may_wait && conn.gentle.load(Relaxed) { left.min(RAW_PIECE) } else { left };
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if piece < left { libc::MSG_MORE } else { 0 };
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more);
@@ -180,9 +183,10 @@ fn note_bytes(conn: &Conn, n: usize) {
 #[cold]
 fn look(conn: &Conn, calls: u32) {
     conn.next_try.store(calls.saturating_mul(4), Relaxed);
-    if !conn.evidence.load(Relaxed) {
+    if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) {
         conn.why(Why::Unseen);
         return;
     }
+    conn.gentle.store(true, Relaxed);
     conn.ask(ask::LOOK);
 }
