@@ -125,6 +125,8 @@ pub struct Conn {
     pub tx_inflight: AtomicU32,
     /// Threads that are inside a receiving system call.
     pub rx_inflight: AtomicU32,
+    /// How many more receives are taken to have to wait, because one had to. (A lost count does no harm.)
+    pub slow: AtomicU32,
     /// Threads that wait in the kernel for the socket to become readable.
     pub peekers: AtomicU32,
     /// The program's bytes sent by TCP.
@@ -290,7 +292,8 @@ impl Conn {
         ] {
             *b.get_mut() = false;
         }
-        for w in [&mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot] {
+        for w in [&mut self.slow, &mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot]
+        {
             *w.get_mut() = 0;
         }
         for w in [&mut self.tx_tcp, &mut self.rx_tcp] {

@@ -50,6 +50,23 @@ fn mark_begun(conn: &Conn) -> bool {
 }
 
 fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
+    match peek_front(conn, &nonce) {
+        // The stream may have ended there; what was still missing of the mark came before the end.
+        (Front::Wait, true) if sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0 => {
+            match peek_front(conn, &nonce) {
+                (Front::Wait, true) => {
+                    conn.fail(libc::ECONNRESET);
+                    Front::Failed(libc::ECONNRESET)
+                }
+                (front, _) => front,
+            }
+        }
+        (front, _) => front,
+    }
+}
+
+/// What stands at the front, and whether it is the first part of a mark.
+fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> (Front, bool) {
     let mut buf = [0u8; 4096];
     // SAFETY: `buf` has room.
     let n = match unsafe {
@@ -60,19 +77,19 @@ fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
         )
     } {
-        Ok(0) => return Front::End,
+        Ok(0) => return (Front::End, false),
         Ok(n) => n,
-        Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
+        Err(libc::EAGAIN | libc::EINTR) => return (Front::Wait, false),
         Err(e) => {
             // The kernel tells it once.
             conn.fail(e);
-            return Front::Failed(e);
+            return (Front::Failed(e), false);
         }
     };
-    match wire::scan(&buf[..n], &nonce, mark_begun(conn)) {
-        Scan::App(n) => Front::App(n),
-        Scan::Mark => Front::Mark,
-        Scan::Partial => Front::Wait,
+    match wire::scan(&buf[..n], nonce, mark_begun(conn)) {
+        Scan::App(n) => (Front::App(n), false),
+        Scan::Mark => (Front::Mark, false),
+        Scan::Partial => (Front::Wait, true),
     }
 }
 
@@ -211,7 +228,8 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
 }
 
 fn waits(conn: &Conn, flags: c_int) -> bool {
-    flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
+    // The queue of errors is never waited for.
+    flags & (libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE) == 0 && !conn.nonblock.load(Relaxed)
 }
 
 enum Take {
@@ -726,3 +744,6 @@ fn broken_pipe(flags: c_int) -> Outcome {
 pub fn one(buf: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: buf.cast_mut(), iov_len: len }]
 }
+
+#[cfg(test)]
+mod tests;

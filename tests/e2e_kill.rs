@@ -146,7 +146,7 @@ fn clients_are_killed(style: &str, percent: u64, salt: u64) {
     let mut rng = Rng::new(salt);
     let place = Place::new("kill-client");
     let (server, port) = start_server(&place, &RINGS, &format!("echo-server --style {style}"));
-    let healthy = "echo-client --conns 4 --threads 2 --rounds 24000 --max 16k";
+    let healthy = "echo-client --conns 4 --threads 2 --rounds 60000 --max 16k";
     // What the library sets up once is there after this.
     start_client(&place, &RINGS, healthy, port).wait(60.0).assert_ok("first client");
     let warm = start_client(&place, &RINGS, ENDLESS, port);
@@ -210,7 +210,7 @@ fn clients_of_forking_servers_are_killed() {
             rng.moment();
             client.kill();
         }
-        let healthy = "echo-client --conns 3 --threads 3 --rounds 24000 --max 16k";
+        let healthy = "echo-client --conns 3 --threads 3 --rounds 60000 --max 16k";
         let last = start_client(&place, &RINGS, healthy, port).wait(60.0);
         last.assert_ok("last client");
         server.stop().assert_ok(style);

@@ -13,6 +13,7 @@ pub(super) fn recv_raw(
     let may_wait = waits(conn, flags);
     note_call(conn, may_wait);
     let mut deadline = 0;
+    let mut waited = false;
     loop {
         if may_wait {
             stand_back(conn);
@@ -20,6 +21,14 @@ pub(super) fn recv_raw(
         // While nobody looks for the peer, no thread can be in the way of an upgrade.
         let gentle = may_wait && conn.gentle.load(Relaxed);
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
+        let slow = conn.slow.load(Relaxed);
+        if gentle && slow > 0 && !waited && b.len() > 0 {
+            waited = true;
+            conn.slow.store(slow - 1, Relaxed);
+            if let Err(e) = peek_wait(fd, conn) {
+                return Step::Return(Outcome::Fail(e));
+            }
+        }
         conn.rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
             leave_kernel(conn, &conn.rx_inflight);
@@ -52,6 +61,8 @@ pub(super) fn recv_raw(
                 b.skip += n;
             }
             Err(libc::EAGAIN) if gentle => {
+                waited = true;
+                conn.slow.store(EXPECT_SLOW, Relaxed);
                 if let Err(e) = peek_wait(fd, conn) {
                     return Step::Return(Outcome::Fail(e));
                 }
@@ -60,6 +71,9 @@ pub(super) fn recv_raw(
         }
     }
 }
+
+/// A receive that had to wait is likely to be followed by others: one system call less for each of these.
+const EXPECT_SLOW: u32 = 16;
 
 const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
 

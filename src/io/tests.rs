@@ -1,0 +1,59 @@
+use super::*;
+use crate::layout::Slot;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+
+const NONCE: wire::Nonce = [0x5a; 16];
+
+/// A connection that is armed, and the peer that writes to it.
+fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let theirs = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    let ours = l.accept().unwrap().0;
+    let conn = crate::arena::alloc().unwrap();
+    conn.local().fd.store(ours.as_raw_fd(), Relaxed);
+    conn.set_phase(Phase::Managed);
+    conn.attach_peer(0, peer_slot);
+    conn.lock_both().sw().arm(NONCE);
+    (conn, ours, theirs)
+}
+
+/// Until the kernel has what was written, and the end if there was one.
+fn settle(conn: &Conn, events: i16) {
+    let fd = conn.local().fd.load(Relaxed);
+    for _ in 0..1000 {
+        if sys::poll_now(fd, events) & events == events {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("nothing arrived");
+}
+
+#[test]
+fn a_stream_that_ends_within_the_mark_is_a_reset() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(&wire::mark(&NONCE)[..20]).unwrap();
+    settle(conn, libc::POLLIN);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Wait);
+    drop(theirs);
+    settle(conn, libc::POLLIN | libc::POLLRDHUP);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Failed(libc::ECONNRESET));
+    assert_eq!(conn.take_error(), libc::ECONNRESET);
+    conn.set_phase(Phase::Closed);
+}
+
+#[test]
+fn a_whole_mark_before_the_end_is_the_mark() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(&wire::mark(&NONCE)).unwrap();
+    drop(theirs);
+    settle(conn, libc::POLLIN | libc::POLLRDHUP);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Mark);
+    conn.set_phase(Phase::Closed);
+}
