@@ -3,7 +3,6 @@
 //! They know nothing of ringsock. Run without a preload they check the kernel's TCP, run with it
 //! they check that nothing has changed.
 
-mod args;
 mod echo_client;
 mod echo_server;
 mod more;
@@ -16,9 +15,14 @@ mod sys;
 mod util;
 mod waiter;
 
+use ringsock_testapps::{args, load};
+
 fn main() {
     let words: Vec<String> = std::env::args().collect();
     let name = words.get(1).map(String::as_str).unwrap_or("");
+    if let Some(code) = load::command(words.get(1..).unwrap_or(&[])) {
+        std::process::exit(code);
+    }
     let a = args::Args::parse(words.get(2..).unwrap_or(&[]));
     let code = match name {
         "pingpong-server" => pingpong::server(&a),
@@ -35,7 +39,10 @@ fn main() {
         _ => {
             eprintln!(
                 "usage: rs-app pingpong-server|pingpong-client|stream-server|stream-client|\
-                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics [OPTIONS]"
+                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics [OPTIONS]\n\
+                        rs-app {} KIND [OPTIONS], with KIND one of {}",
+                load::VERBS.join("|"),
+                load::KINDS.join(", ")
             );
             2
         }

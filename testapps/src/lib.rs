@@ -1,0 +1,4 @@
+//! What measurements share with `rs-app`: workloads over plain sockets.
+
+pub mod args;
+pub mod load;
