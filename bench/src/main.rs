@@ -4,12 +4,11 @@
 //! library itself reports proves that bytes went over rings, or did not.
 
 mod run;
-mod work;
 
+use ringsock_bench::work::Job;
 use run::{Case, Expect, Preload, Setting};
 use serde_json::{json, Value};
 use std::path::PathBuf;
-use work::Job;
 
 const USAGE: &str = "usage: rs-bench [--lib PATH] [--rounds N] [--quick] [--only NAME] [--json FILE]";
 
@@ -54,25 +53,10 @@ fn cases(quick: bool) -> Vec<Case> {
     v
 }
 
-fn child(words: &[String]) -> i32 {
-    let Some(job) = Job::parse(&words[1..]) else { die("a child needs a job") };
-    let port = words.get(5).and_then(|w| w.parse().ok()).unwrap_or(0);
-    let r = match words[0].as_str() {
-        "@serve" => work::serve(&job),
-        "@client" => work::client(&job, port),
-        _ => work::calls(&job),
-    };
-    if let Err(e) = r {
-        eprintln!("rs-bench {}: {e}", words[0]);
-        return 1;
-    }
-    0
-}
-
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|w| w.starts_with('@')) {
-        std::process::exit(child(&words));
+    if let Some(code) = ringsock_bench::program(&words) {
+        std::process::exit(code);
     }
     let (mut lib, mut rounds, mut quick, mut only, mut json_file) = (None, None, false, String::new(), None);
     let mut it = words.into_iter();

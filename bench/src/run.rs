@@ -1,6 +1,7 @@
 //! Runs a case in pairs of plain and preloaded programs and puts the numbers side by side.
 
-use crate::work::Job;
+use ringsock_bench::stats::spread;
+use ringsock_bench::work::Job;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -174,15 +175,6 @@ fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
         Expect::Tcp if second && ring > 0 => Err(format!("{ring} bytes went over rings")),
         _ => Ok(v),
     }
-}
-
-/// Median, least and most.
-fn spread(v: &[f64]) -> (f64, f64, f64) {
-    let mut v = v.to_vec();
-    v.sort_by(f64::total_cmp);
-    let mid = v.len() / 2;
-    let median = if v.len() % 2 == 1 { v[mid] } else { (v[mid - 1] + v[mid]) / 2.0 };
-    (median, v[0], v[v.len() - 1])
 }
 
 fn short(x: f64) -> String {

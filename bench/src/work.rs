@@ -286,3 +286,22 @@ pub fn calls(j: &Job) -> io::Result<()> {
     println!("{v}");
     Ok(())
 }
+
+/// Runs `@serve JOB`, `@client JOB PORT` or `@call JOB`; the exit status.
+pub fn child(words: &[String]) -> i32 {
+    let Some(job) = Job::parse(&words[1..]) else {
+        eprintln!("{} needs a job", words[0]);
+        return 2;
+    };
+    let port = words.get(5).and_then(|w| w.parse().ok()).unwrap_or(0);
+    let r = match words[0].as_str() {
+        "@serve" => serve(&job),
+        "@client" => client(&job, port),
+        _ => calls(&job),
+    };
+    if let Err(e) = r {
+        eprintln!("{}: {e}", words[0]);
+        return 1;
+    }
+    0
+}

@@ -1,6 +1,7 @@
 //! The `ringsock` command: run programs preloaded, look at them, and find out
 //! what a host can do.
 
+mod bench;
 mod check;
 mod host;
 mod library;
@@ -25,7 +26,8 @@ const EXAMPLES: &str = "Examples:
   ringsock check                             what this host can do
   ringsock run -- redis-server               run a program preloaded
   ringsock run --summary -- redis-benchmark  and say at the end what was gained
-  ringsock stat                              live connections of preloaded processes";
+  ringsock stat                              live connections of preloaded processes
+  ringsock bench --quick                     what it gains on this host, as a page of charts";
 
 #[derive(Subcommand)]
 enum Command {
@@ -35,6 +37,15 @@ enum Command {
     Stat(stat::Args),
     /// Say what this host can do, and why not more
     Check(check::Args),
+    /// Measure programs with and without the library, and write a report
+    Bench(Box<bench::Args>),
+    /// One of the programs that `bench` measures
+    #[command(name = bench::PROGRAM, hide = true, disable_help_flag = true)]
+    Program {
+        /// What it does
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
     /// Say whether the library is in this very process (used by `check`)
     #[command(name = "__loaded", hide = true)]
     Loaded,
@@ -48,6 +59,12 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Program { words } => {
+            let code = ringsock_bench::program(&words).unwrap_or(2);
+            // The ordinary end: exit handlers run, the library reports.
+            std::process::exit(code)
+        }
         Command::Loaded => return library::loaded_here(),
     };
     result.unwrap_or_else(|message| {

@@ -52,12 +52,12 @@ fn err(o: &Output) -> String {
 
 #[test]
 fn help_has_examples() {
-    for args in [&["--help"][..], &["run", "--help"], &["stat", "--help"], &["check", "--help"]] {
+    for args in [&["--help"][..], &["run", "--help"], &["stat", "--help"], &["check", "--help"], &["bench", "--help"]] {
         let o = ringsock(args, &[]);
         assert!(o.status.success() && out(&o).contains("Examples:"), "{args:?}");
     }
     assert!(out(&ringsock(&["run", "--help"], &[])).contains("--ring-bytes <BYTES>"));
-    assert!(!out(&ringsock(&["--help"], &[])).contains("__loaded"));
+    assert!(!out(&ringsock(&["--help"], &[])).contains("__"));
     assert_eq!(ringsock(&[], &[]).status.code(), Some(2));
 }
 
@@ -148,4 +148,35 @@ fn check_in_words_and_json() {
     assert_eq!((o.status.code(), &json["shm"], &json["verbs"]), (Some(1), &Value::Bool(false), &Value::Bool(false)));
     let program = json["items"].as_array().unwrap().iter().find(|i| i["name"] == "program").unwrap();
     assert_eq!(program["verdict"], "fail");
+}
+
+#[test]
+fn bench_names_its_experiments_and_refuses_others() {
+    let o = ringsock(&["bench", "--quick", "--list"], &[]);
+    let text = out(&o);
+    assert!(o.status.success() && text.contains("trips ") && text.contains("pubsub-rate "), "{text}");
+    let o = ringsock(&["bench", "--only", "nonsense"], &[]);
+    assert!(!o.status.success() && err(&o).contains("--list"), "{}", err(&o));
+    let o = ringsock(&["bench", "--seconds", "1000"], &[]);
+    assert!(!o.status.success() && err(&o).contains("--seconds"), "{}", err(&o));
+}
+
+#[test]
+fn a_program_of_bench_checks_what_comes_back() {
+    let o = ringsock(&["__program", "load-client", "nonsense"], &[]);
+    assert!(!o.status.success() && err(&o).contains("trips"), "{}", err(&o));
+    // A server that sends other bytes back is found out.
+    let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = l.local_addr().unwrap().port().to_string();
+    let liar = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut s, mut b) = (l.accept().unwrap().0, [0; 64]);
+        s.read_exact(&mut b).unwrap();
+        b[40] ^= 1;
+        s.write_all(&b).unwrap();
+        let _ = s.read(&mut b);
+    });
+    let o = ringsock(&["__program", "load-client", "trips", "--port", &port, "--secs", "0.1"], &[]);
+    assert!(!o.status.success() && err(&o).contains("other bytes"), "{}", err(&o));
+    liar.join().unwrap();
 }

@@ -8,6 +8,7 @@ mod channel;
 mod common;
 mod kafka;
 mod memcache;
+mod mqtt;
 mod netty;
 mod pubsub;
 mod trips;
@@ -19,7 +20,7 @@ use crate::args::Args;
 pub const VERBS: [&str; 2] = ["load-server", "load-client"];
 
 /// What there is.
-pub const KINDS: [&str; 7] = ["kafka", "channel", "window", "netty", "pubsub", "memcache", "trips"];
+pub const KINDS: [&str; 8] = ["kafka", "channel", "window", "netty", "pubsub", "memcache", "mqtt", "trips"];
 
 /// Runs `load-server KIND ...` or `load-client KIND ...`; `None` if the words say something else.
 pub fn command(words: &[String]) -> Option<i32> {
@@ -39,6 +40,7 @@ pub fn command(words: &[String]) -> Option<i32> {
         (1, "netty") => netty::client(&a),
         (1, "pubsub") => pubsub::client(&a),
         (1, "memcache") => memcache::client(&a),
+        (1, "mqtt") => mqtt::client(&a),
         (1, "trips") => trips::client(&a),
         _ => Err(std::io::Error::other(format!("no such workload; there are {}", KINDS.join(", ")))),
     };

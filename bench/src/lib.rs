@@ -1,0 +1,23 @@
+//! Measurements of unmodified programs with and without ringsock: workloads, pairs of runs, and
+//! the report of `ringsock bench`.
+
+pub mod brokers;
+pub mod csv;
+pub mod html;
+pub mod machine;
+pub mod measure;
+pub mod pairs;
+pub mod plan;
+pub mod raw;
+pub mod stats;
+pub mod svg;
+pub mod work;
+
+/// Runs one of the programs that are measured, if the words name one: its exit status.
+pub fn program(words: &[String]) -> Option<i32> {
+    if let Some(code) = ringsock_testapps::load::command(words) {
+        return Some(code);
+    }
+    let first = words.first()?;
+    first.starts_with('@').then(|| work::child(words))
+}
