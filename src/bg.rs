@@ -5,6 +5,7 @@
 //! the program hand it connections through a lock-free inbox and ring bell 0.
 
 use crate::conn::*;
+use crate::layout::{ABORT, CLOSED, MARK_TAKEN};
 use crate::link::{self, kind, Link, Msg, Tuple, MSG_MAGIC};
 use crate::log::{log, Level};
 use crate::rendezvous as rv;
@@ -14,7 +15,7 @@ use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, config, epoll, fdhigh, pump, rules};
+use crate::{arena, bell, chaos, config, epoll, fdhigh, fds, pump, rules};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -204,6 +205,8 @@ struct Bg {
     unsent: HashMap<usize, VecDeque<(Msg, c_int)>>,
     /// Connections of a process whose link is being made: it is to be asked about them then.
     ask_later: Vec<([u8; 16], Tuple)>,
+    /// With `RINGSOCK_CHAOS`: connections on rings, their generations, and when they are to return.
+    restless: Vec<(&'static Conn, u32, i64)>,
 }
 
 fn key(l: &Link) -> usize {
@@ -235,6 +238,7 @@ impl Bg {
             retired: Vec::new(),
             unsent: HashMap::new(),
             ask_later: Vec::new(),
+            restless: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         Some(bg)
@@ -291,6 +295,9 @@ impl Bg {
         for c in self.callers.values() {
             at = at.min(c.until);
         }
+        for (_, _, a) in &self.restless {
+            at = at.min(*a);
+        }
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));
@@ -339,7 +346,13 @@ impl Bg {
     fn linger(&mut self, conn: &'static Conn) {
         let done = {
             let mut b = conn.lock_both();
-            !b.is_owed() || b.sw().is_plain() || conn.has_ended(END_EOF)
+            // Bytes for a program that has closed: TCP answers them with a reset.
+            let late = fds::unread(conn, &mut b);
+            if let Some(own) = conn.own().filter(|_| late) {
+                own.flags.fetch_or(ABORT, AcqRel);
+                fds::reset_at_close(conn.local().fd.load(Relaxed));
+            }
+            late || !b.is_owed() || b.sw().is_plain() || conn.has_ended(END_EOF)
         };
         if done {
             let fd = conn.local().fd.swap(-1, AcqRel);
@@ -363,11 +376,36 @@ impl Bg {
         for (l, _) in self.dead.extract_if(.., |(l, at)| *at <= now && l.retire()) {
             self.retired.push(l);
         }
+        for (c, gen, _) in self.restless.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
+            self.unsettle(c, gen);
+        }
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }
         if self.in_vain.len() > 1 << 10 {
             self.in_vain.retain(|_, (_, until)| *until > now);
+        }
+    }
+
+    /// Makes a connection return, if its return can begin at once at both ends: what the peer's program has
+    /// not read from TCP yet would be in the way.
+    fn unsettle(&mut self, conn: &'static Conn, gen: u32) {
+        if conn.gen.load(Relaxed) != gen || conn.phase() != Phase::Managed {
+            return;
+        }
+        let left = {
+            let mut b = conn.lock_both();
+            let flags = conn.peer().map_or(0, |p| p.flags.load(Acquire));
+            let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
+            if ready {
+                b.sw().leave();
+            }
+            ready
+        };
+        if left {
+            self.stir(conn);
+        } else {
+            self.restless.push((conn, gen, chaos::leave_at().max(now_ns() + MS)));
         }
     }
 

@@ -204,6 +204,8 @@ pub struct Config {
     pub gid_index: Option<u8>,
     /// `RINGSOCK_TEST_PROTOCOL`: the protocol version to announce instead of our own, for tests.
     pub test_protocol: Option<u32>,
+    /// `RINGSOCK_CHAOS`: the seed of random upgrades and returns, for tests; `None` is off.
+    pub chaos: Option<u64>,
     complaints: Complaints,
 }
 
@@ -266,6 +268,7 @@ settings! {
     Device, "RINGSOCK_DEVICE", "the name of an RDMA device, at most 63 bytes", "";
     GidIndex, "RINGSOCK_GID_INDEX", "auto, or 0 to 255", "auto";
     TestProtocol, "RINGSOCK_TEST_PROTOCOL", "a number from 0 to 4294967295", "";
+    Chaos, "RINGSOCK_CHAOS", "a number from 0 to 18446744073709551615", "";
 }
 
 /// What was wrong with the settings, to be logged once the log itself is set up.
@@ -313,6 +316,7 @@ const fn default_config() -> Config {
         device: Text::EMPTY,
         gid_index: None,
         test_protocol: None,
+        chaos: None,
         complaints: Complaints::NONE,
     }
 }
@@ -463,6 +467,7 @@ impl Config {
             Id::TestProtocol => {
                 parse_number(value, 0, u64::from(u32::MAX)).map(|v| self.test_protocol = Some(v as u32))
             }
+            Id::Chaos => parse_number(value, 0, u64::MAX).map(|v| self.chaos = Some(v)),
         };
         if understood.is_none() {
             self.complaints.add(id, value);

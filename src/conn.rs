@@ -18,7 +18,9 @@ use crate::sync::{full_fence, futex_wake, Guard, Lock};
 use crate::wire::Nonce;
 use crate::{poll::Waiter, sys};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering::*};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering::*,
+};
 
 /// What the library does with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -135,6 +137,8 @@ pub struct Conn {
     pub rx_tcp: AtomicU64,
     /// `SO_RCVLOWAT`.
     pub rcvlowat: AtomicU32,
+    /// What the sending ring may grow to, in bytes.
+    pub ring_cap: AtomicUsize,
     /// `SO_RCVTIMEO` in ns, 0: none.
     pub rcvtimeo: AtomicI64,
     /// `SO_SNDTIMEO` in ns, 0: none.
@@ -496,6 +500,17 @@ impl Conn {
         self.stats().path_rx.load(Relaxed) == 1
     }
 
+    /// How many bytes a receive of `len` waits for. Like the kernel's, it takes what comes meanwhile.
+    pub fn least(&self, flags: i32, may_wait: bool, len: usize) -> usize {
+        if !may_wait || flags & libc::MSG_PEEK != 0 {
+            1
+        } else if flags & libc::MSG_WAITALL != 0 {
+            len
+        } else {
+            len.min(self.rcvlowat.load(Relaxed) as usize)
+        }
+    }
+
     /// Whether the peer has ended its direction in the ring.
     #[inline]
     pub fn fin_seen(&self) -> bool {
@@ -511,6 +526,15 @@ impl Conn {
         }
     }
 
+    /// Whether the end of the peer's direction stands in the TCP stream, behind bytes that are still unread.
+    fn fin_in_tcp(&self) -> bool {
+        let on_tcp = {
+            let rx = self.lock_rx();
+            matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Replay)
+        };
+        on_tcp && sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+    }
+
     /// Whether something can be written without waiting (or an error be had).
     pub fn writable(&self) -> bool {
         if self.has_ended(END_RESET | END_WRSHUT | END_TXDEAD) {
@@ -519,7 +543,7 @@ impl Conn {
         let mut tx = self.lock_tx();
         match tx.path() {
             TxPath::Ring => {
-                let cap_known = crate::config::get().ring_max;
+                let cap_known = self.ring_cap.load(Relaxed);
                 let ring = tx.ring();
                 let nospace = self.nospace.load(Relaxed);
                 if !nospace {
@@ -544,6 +568,7 @@ impl Conn {
         let mut r = 0u32;
         const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
         const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+        const HANGUPS: u32 = libc::EPOLLRDHUP as u32;
         if mask & IN != 0 && self.readable() {
             r |= IN;
         }
@@ -551,7 +576,7 @@ impl Conn {
             r |= OUT;
         }
         let end = self.end.load(Acquire);
-        let rxfin = self.fin_seen() || end & END_RDSHUT != 0;
+        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || mask & HANGUPS != 0 && self.fin_in_tcp();
         if rxfin {
             r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
         }

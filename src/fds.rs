@@ -7,9 +7,12 @@ use crate::stats::Why;
 use crate::switch::TxPath;
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
-use crate::{arena, config, epoll, fdhigh, process, pump};
+use crate::{arena, chaos, config, epoll, fdhigh, process, pump};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
+
+/// Which buffer sizes were set by the program (Linux 5.14).
+const SO_BUF_LOCK: c_int = 72;
 
 fn outcome(r: SysResult) -> Outcome {
     match r {
@@ -42,7 +45,7 @@ pub fn opened(fd: c_int, connector: bool, flags: Option<c_int>) {
     let asked = || unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0) as c_int;
     c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
     let cfg = config::get();
-    c.next_try.store(cfg.upgrade_after, Relaxed);
+    c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
     if cfg.links.shm {
         c.why(Why::New);
         c.set_phase(Phase::Raw);
@@ -61,6 +64,18 @@ pub fn read_options(c: &Conn, fd: c_int) {
     if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         c.rcvlowat.store(n.max(1) as u32, Relaxed);
     }
+    // A program that has bounded what may be under way counts on a sender that has to wait. The kernel would
+    // hold as much, or twice that; what it had grown to by itself is no bound.
+    const SNDBUF_LOCKED: c_int = 1;
+    let max = config::get().ring_max;
+    let cap = match sys::sockopt_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK) {
+        Ok(locks) if locks & SNDBUF_LOCKED != 0 => {
+            let n = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(c_int::MAX);
+            (n.max(4096) as usize).checked_next_power_of_two().unwrap_or(max).min(max)
+        }
+        _ => max,
+    };
+    c.ring_cap.store(cap, Relaxed);
     for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
         let mut t = timeval { tv_sec: 0, tv_usec: 0 };
         let mut len = size_of::<timeval>() as socklen_t;
@@ -208,18 +223,18 @@ fn forget(fd: c_int, how: How) -> Outcome {
         c.notify();
         return r;
     }
+    let mut abort = false;
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
-            let unread = b.rx.ring().waiting() > 0 && !c.has_ended(END_RDSHUT);
-            let abort = unread || c.linger0.load(Relaxed);
+            abort = unread(c, &mut b) || c.linger0.load(Relaxed);
             own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
         }
         if how == How::Stale {
             c.local().fd.store(-1, Relaxed);
         }
         pump::run(&mut b);
-        let unsent = b.is_owed();
-        if unsent && how != How::Stale && !c.has_ended(END_TXDEAD) {
+        let owed = b.is_owed() && !abort;
+        if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
             // SAFETY: the fd is still open.
             if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
@@ -234,6 +249,9 @@ fn forget(fd: c_int, how: How) -> Outcome {
     }
     c.set_phase(Phase::Closed);
     c.local().fd.store(-1, Relaxed);
+    if abort && how != How::Stale {
+        reset_at_close(fd);
+    }
     let r = kernel();
     drop(b);
     c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
@@ -244,6 +262,30 @@ fn forget(fd: c_int, how: How) -> Outcome {
         arena::free(c);
     }
     r
+}
+
+/// Makes the last close of the socket a reset.
+pub fn reset_at_close(fd: c_int) {
+    let l = linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: `l` is readable for its size.
+    let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &l, size_of::<linger>()) };
+}
+
+/// Whether the program leaves bytes unread, which TCP answers with a reset.
+pub fn unread(c: &Conn, b: &mut Both) -> bool {
+    use crate::switch::RxPath::*;
+    if c.has_ended(END_RDSHUT) {
+        return false;
+    }
+    match b.rx.path() {
+        Ring | RingFinal | Returning => b.rx.ring().waiting() > 0,
+        Armed => {
+            let begun = b.rx.ring().is_attached() && b.rx.ring().waiting() > 0;
+            begun || matches!(crate::io::front(&mut b.rx), crate::io::Front::App(_))
+        }
+        // The kernel sees them, and does so itself.
+        Tcp | Replay => false,
+    }
 }
 
 /// `shutdown(2)`.
@@ -342,14 +384,13 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         let mut b = c.lock_both();
         use crate::switch::RxPath::*;
         match b.rx.path() {
-            Ring | RingFinal => b.rx.ring().waiting() as c_int,
-            Returning => 0,
-            Armed => match crate::io::front(&mut b.rx) {
-                crate::io::Front::App(n) => n as c_int,
-                _ => 0,
+            Ring | RingFinal | Returning => b.rx.ring().waiting() as c_int,
+            Armed => match crate::io::before_mark(c, &b.rx, usize::MAX) {
+                Some((n, true)) if b.rx.ring().is_attached() => n as c_int + b.rx.ring().waiting() as c_int,
+                Some((n, _)) => n as c_int,
+                None => 0,
             },
-            Tcp => return Outcome::Bypass,
-            Replay => sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).min(b.sw().replay_missing() as c_int),
+            Tcp | Replay => return Outcome::Bypass,
         }
     } else if req == libc::TIOCOUTQ {
         let mut tx = c.lock_tx();
@@ -417,7 +458,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return outcome(r);
     }
     match name {
-        libc::SO_RCVLOWAT | libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => read_options(c, fd),
+        libc::SO_RCVLOWAT | libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_SNDBUF => read_options(c, fd),
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.
             let l = unsafe { (val as *const linger).read_unaligned() };

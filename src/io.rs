@@ -5,6 +5,7 @@
 //! to wait does so where a signal, a timeout and the peer's death end it as
 //! they would in the kernel.
 
+use crate::chaos;
 use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
@@ -19,79 +20,12 @@ use crate::wire::{self, Scan};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 
+mod armed;
 mod raw;
+use armed::{armed_front, armed_peek, ring_peek};
+pub use armed::{before_mark, front, Front};
 pub use raw::end_peek;
 use raw::{pause, recv_raw, send_raw};
-
-/// What stands at the front of an armed connection's TCP stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Front {
-    /// So many bytes for the program.
-    App(usize),
-    /// The mark.
-    Mark,
-    /// Nothing, or perhaps the first part of a mark.
-    Wait,
-    /// The end of the stream.
-    End,
-    /// The kernel's error, which is consumed by having been seen.
-    Failed(Errno),
-}
-
-/// Looks at the TCP stream of an armed connection without taking anything.
-pub fn front(rx: &mut Rx) -> Front {
-    front_of(rx.conn(), rx.nonce())
-}
-
-/// Whether the peer may have begun to write its mark. To be read after the bytes in question: whoever
-/// wrote the first byte of a mark had said so before.
-fn mark_begun(conn: &Conn) -> bool {
-    conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0)
-}
-
-fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
-    match peek_front(conn, &nonce) {
-        // The stream may have ended there; what was still missing of the mark came before the end.
-        (Front::Wait, true) if sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0 => {
-            match peek_front(conn, &nonce) {
-                (Front::Wait, true) => {
-                    conn.fail(libc::ECONNRESET);
-                    Front::Failed(libc::ECONNRESET)
-                }
-                (front, _) => front,
-            }
-        }
-        (front, _) => front,
-    }
-}
-
-/// What stands at the front, and whether it is the first part of a mark.
-fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> (Front, bool) {
-    let mut buf = [0u8; 4096];
-    // SAFETY: `buf` has room.
-    let n = match unsafe {
-        sys::recv(
-            conn.local().fd.load(Relaxed),
-            buf.as_mut_ptr().cast(),
-            buf.len(),
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-        )
-    } {
-        Ok(0) => return (Front::End, false),
-        Ok(n) => n,
-        Err(libc::EAGAIN | libc::EINTR) => return (Front::Wait, false),
-        Err(e) => {
-            // The kernel tells it once.
-            conn.fail(e);
-            return (Front::Failed(e), false);
-        }
-    };
-    match wire::scan(&buf[..n], nonce, mark_begun(conn)) {
-        Scan::App(n) => (Front::App(n), false),
-        Scan::Mark => (Front::Mark, false),
-        Scan::Partial => (Front::Wait, true),
-    }
-}
 
 /// The program's buffers.
 #[derive(Clone, Copy)]
@@ -112,12 +46,17 @@ impl<'a> Bufs<'a> {
     }
 
     /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
-    fn finish(self, nr: libc::c_long, fd: c_int, flags: c_int) -> Outcome {
+    fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int) -> Outcome {
         if self.skip == 0 {
             return Outcome::Bypass;
         }
-        let r = kernel_msg(nr, fd, self, usize::MAX, None, flags);
-        self.outcome(r.map_or_else(Outcome::Fail, |n| Outcome::Done(n as isize)))
+        let all = nr == libc::SYS_sendmsg || flags & libc::MSG_WAITALL != 0;
+        loop {
+            match kernel_msg(nr, fd, self, usize::MAX, None, flags) {
+                Ok(n) if all && n == self.reach(usize::MAX) && n < self.len() => self.skip += n,
+                r => return self.outcome(r.map_or_else(Outcome::Fail, |n| Outcome::Done(n as isize))),
+            }
+        }
     }
 
     /// Whether a buffer lies in the first page, where nothing is ever mapped. (Other bad addresses are
@@ -128,6 +67,20 @@ impl<'a> Bufs<'a> {
 
     fn len(&self) -> usize {
         self.iov.iter().map(|v| v.iov_len).sum::<usize>() - self.skip
+    }
+
+    /// The same, but for `n` bytes more.
+    fn after(mut self, n: usize) -> Self {
+        self.skip += n;
+        self
+    }
+
+    /// How much one kernel call is asked for that may transfer `limit` bytes.
+    fn reach(&self, limit: usize) -> usize {
+        if self.skip == 0 && limit >= self.len() {
+            return self.len();
+        }
+        self.parts().take(FEW).map(|(_, n)| n).sum::<usize>().min(limit)
     }
 
     /// The parts that are left, first to last.
@@ -141,6 +94,9 @@ impl<'a> Bufs<'a> {
         })
     }
 }
+
+/// The most buffers of a call that is made in parts.
+const FEW: usize = 64;
 
 /// A kernel call on the buffers that are left.
 fn kernel_msg(
@@ -163,24 +119,29 @@ fn kernel_msg(
             }
         };
     }
-    let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    let mut n = 0;
-    let mut left = limit;
-    for ((p, len), to) in b.parts().zip(iov.iter_mut()) {
-        *to = iovec { iov_base: p.cast(), iov_len: len.min(left) };
-        left -= len.min(left);
-        n += 1;
-        if left == 0 {
-            break;
-        }
-    }
+    let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; FEW];
     // SAFETY: all-zero is a valid msghdr.
     let mut own: msghdr = unsafe { core::mem::zeroed() };
     let h = msg.unwrap_or(&mut own);
     let (keep_iov, keep_n) = (h.msg_iov, h.msg_iovlen);
-    // More than fit here: the kernel may transfer less than was asked for.
-    h.msg_iov = iov.as_mut_ptr();
-    h.msg_iovlen = n;
+    if b.skip == 0 && limit >= b.len() {
+        h.msg_iov = b.iov.as_ptr().cast_mut();
+        h.msg_iovlen = b.iov.len();
+    } else {
+        // Where there are more than fit here, no more than `Bufs::reach` says is asked for.
+        let mut n = 0;
+        let mut left = limit;
+        for ((p, len), to) in b.parts().zip(iov.iter_mut()) {
+            *to = iovec { iov_base: p.cast(), iov_len: len.min(left) };
+            left -= len.min(left);
+            n += 1;
+            if left == 0 {
+                break;
+            }
+        }
+        h.msg_iov = iov.as_mut_ptr();
+        h.msg_iovlen = n;
+    }
     // SAFETY: the program's buffers, as it gave them.
     let r = unsafe { sys!(nr, fd, h as *mut msghdr, flags) };
     h.msg_iov = keep_iov;
@@ -197,8 +158,8 @@ enum Step {
 fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
     let c = table::conn(fd)?;
     match c.phase() {
-        Phase::Raw => Some(c),
-        Phase::Managed if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
+        // What is in the error queue is the kernel's, and never waited for.
+        Phase::Raw | Phase::Managed if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
         _ => None,
     }
 }
@@ -209,8 +170,11 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
+    // As it was when the call began: what `O_NONBLOCK` becomes meanwhile does not end a wait.
+    let mut may_wait = None;
     loop {
         let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_recvmsg, fd, flags) };
+        let may_wait = *may_wait.get_or_insert_with(|| waits(conn, flags));
         if flags & libc::MSG_OOB != 0 {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
@@ -218,8 +182,8 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let step = match conn.phase() {
-            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags),
-            _ => recv_managed(fd, conn, &mut b, msg, flags),
+            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, may_wait),
+            _ => recv_managed(fd, conn, &mut b, msg, flags, may_wait),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -228,8 +192,7 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
 }
 
 fn waits(conn: &Conn, flags: c_int) -> bool {
-    // The queue of errors is never waited for.
-    flags & (libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE) == 0 && !conn.nonblock.load(Relaxed)
+    flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
 }
 
 enum Take {
@@ -253,41 +216,19 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
             }
-            let mut n = 0;
-            for (p, len) in b.parts() {
-                // SAFETY: the program's buffers, as it gave them.
-                let r = unsafe {
-                    match (trunc, peek) {
-                        (true, true) => Ok((rx.ring().waiting() as usize - n).min(len)),
-                        (true, false) => rx.ring().read(core::ptr::null_mut(), len),
-                        (false, true) => rx.ring().peek(n, p, len),
-                        (false, false) => rx.ring().read(p, len),
-                    }
-                };
-                match r {
-                    Ok(got) => {
-                        n += got;
-                        if got < len {
-                            break;
-                        }
-                    }
-                    Err(_) if n > 0 => break,
-                    Err(_) => {
-                        drop(rx);
-                        pump::reset(&mut conn.lock_both());
-                        conn.notify();
-                        return Take::Error(libc::ECONNRESET);
-                    }
-                }
-            }
+            let Ok(n) = ring_take(conn, &mut rx, b, flags) else {
+                drop(rx);
+                pump::reset(&mut conn.lock_both());
+                conn.notify();
+                return Take::Error(libc::ECONNRESET);
+            };
             if n > 0 {
-                if !peek {
-                    conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
-                }
                 return Take::Got(n);
             }
             ended(conn, &mut rx)
         }
+        // What is peeked at now is repeated on TCP later.
+        RxPath::Returning if peek && !trunc => ring_peek(&mut rx, b, 0),
         RxPath::Returning => Take::Empty,
         RxPath::Tcp => tcp_take(fd, conn, b, usize::MAX, flags),
         RxPath::Replay => {
@@ -296,8 +237,8 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             if both.rx.path() != RxPath::Replay {
                 return Take::Gone;
             }
-            let limit = both.sw().replay_missing() as usize;
-            let r = tcp_take(fd, conn, b, limit, flags);
+            // What follows the repeated bytes is the program's too.
+            let r = tcp_take(fd, conn, b, usize::MAX, flags);
             match r {
                 Take::Got(n) if !peek => {
                     both.sw().took_tcp(n);
@@ -311,10 +252,22 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             r
         }
-        RxPath::Armed => match front(&mut rx) {
-            Front::App(n) if trunc => tcp_take(fd, conn, b, n, flags),
-            Front::App(_) => armed_take(fd, conn, &rx, b, flags),
-            Front::Mark => {
+        RxPath::Armed => match armed_front(conn, &mut rx, b.len()) {
+            (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
+            (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
+                Take::Got(got) if whole && got == n && got < b.len() => {
+                    // As one receive would give all that has arrived.
+                    let mut both = Both { rx, tx: conn.lock_tx() };
+                    pump::run(&mut both);
+                    let rest = match both.rx.path() {
+                        RxPath::Ring => ring_take(conn, &mut both.rx, b.after(got), flags).unwrap_or(0),
+                        _ => 0,
+                    };
+                    Take::Got(got + rest)
+                }
+                t => t,
+            },
+            (Front::Mark, _) => {
                 drop(rx);
                 let mut both = conn.lock_both();
                 // Others who wait in the kernel must be woken by the mark; see `pump`.
@@ -325,14 +278,14 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                     Take::Gone
                 }
             }
-            Front::Wait => Take::Empty,
-            Front::End => {
+            (Front::Wait, _) => Take::Empty,
+            (Front::End, _) => {
                 drop(rx);
                 let mut both = conn.lock_both();
                 pump::run(&mut both);
                 ended(conn, &mut both.rx)
             }
-            Front::Failed(_) => {
+            (Front::Failed(_), _) => {
                 let e = conn.take_error();
                 if e == 0 {
                     Take::End
@@ -342,6 +295,38 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
         },
     }
+}
+
+/// Takes what is in the ring.
+fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let trunc = flags & libc::MSG_TRUNC != 0;
+    let mut n = 0;
+    for (p, len) in b.parts() {
+        // SAFETY: the program's buffers, as it gave them.
+        let r = unsafe {
+            match (trunc, peek) {
+                (true, true) => Ok((rx.ring().waiting() as usize - n).min(len)),
+                (true, false) => rx.ring().read(core::ptr::null_mut(), len),
+                (false, true) => rx.ring().peek(n, p, len),
+                (false, false) => rx.ring().read(p, len),
+            }
+        };
+        match r {
+            Ok(got) => {
+                n += got;
+                if got < len {
+                    break;
+                }
+            }
+            Err(_) if n > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    if !peek {
+        conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
+    }
+    Ok(n)
 }
 
 fn ended(conn: &Conn, rx: &mut Rx) -> Take {
@@ -356,95 +341,44 @@ fn ended(conn: &Conn, rx: &mut Rx) -> Take {
     Take::Empty
 }
 
-/// Takes what stands before the mark, as much as a plain receive would: peeks into the program's own
-/// buffers, and then takes what of it is the program's.
-fn armed_take(fd: c_int, conn: &Conn, rx: &Rx, b: Bufs, flags: c_int) -> Take {
-    let peek = flags & libc::MSG_PEEK != 0;
+fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int) -> Take {
+    let flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     let mut total = 0;
-    for (p, len) in b.parts() {
-        if len < wire::MARK_LEN {
-            // Too small to tell a mark in; what is known to stand at the front will do.
-            if total == 0 {
-                let Front::App(n) = front_of(conn, rx.nonce()) else { return Take::Empty };
-                return tcp_take(fd, conn, b, n, flags);
-            }
-            break;
-        }
-        let mut beyond = [0u8; wire::MARK_LEN];
-        // SAFETY: the program's buffer, as it gave it.
-        let n = match unsafe { peek_beyond(fd, p, len, &mut beyond) } {
-            Ok(n) if n > 0 => n,
-            Ok(_) | Err(libc::EAGAIN | libc::EINTR) => break,
-            Err(e) => {
-                // The kernel tells it once.
-                conn.fail(e);
-                break;
-            }
-        };
-        // SAFETY: the kernel has just written so many bytes there.
-        let window = unsafe { core::slice::from_raw_parts(p, n.min(len)) };
-        let app = wire::scan_beyond(window, &beyond[..n - window.len()], &rx.nonce(), mark_begun(conn));
-        if app == 0 {
-            break;
-        }
-        if peek {
-            return Take::Got(app);
-        }
-        // SAFETY: the program's buffer, as it gave it.
-        let Ok(got) = (unsafe { sys::recv(fd, p.cast(), app, libc::MSG_DONTWAIT) }) else { break };
-        conn.rx_tcp.fetch_add(got as u64, Relaxed);
-        conn.stats().rx_bytes_tcp.fetch_add(got as u64, Relaxed);
-        total += got;
-        if got < len {
-            break;
-        }
-    }
-    match total {
-        0 if conn.has_ended(END_RESET) => Take::Error(conn.take_error()),
-        0 => Take::Empty,
-        n => Take::Got(n),
-    }
-}
-
-/// Peeks into the program's buffer, and at what follows.
-///
-/// # Safety
-/// `p` must be writable for `len` bytes.
-unsafe fn peek_beyond(fd: c_int, p: *mut u8, len: usize, beyond: &mut [u8]) -> sys::SysResult {
-    let mut iov = [
-        iovec { iov_base: p.cast(), iov_len: len },
-        iovec { iov_base: beyond.as_mut_ptr().cast(), iov_len: beyond.len() },
-    ];
-    // SAFETY: all-zero is a valid msghdr.
-    let mut h: msghdr = unsafe { core::mem::zeroed() };
-    h.msg_iov = iov.as_mut_ptr();
-    h.msg_iovlen = iov.len();
-    // SAFETY: the caller's promise.
-    unsafe { sys!(libc::SYS_recvmsg, fd, &mut h as *mut msghdr, libc::MSG_PEEK | libc::MSG_DONTWAIT) }
-}
-
-fn tcp_take(fd: c_int, conn: &Conn, b: Bufs, limit: usize, flags: c_int) -> Take {
-    match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT) {
-        Ok(0) => Take::End,
-        Ok(n) => {
-            if flags & libc::MSG_PEEK == 0 {
+    loop {
+        let asked = b.reach(limit);
+        match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, flags) {
+            Ok(0) if total == 0 => return Take::End,
+            Ok(n) if flags & libc::MSG_PEEK != 0 => return Take::Got(n),
+            Ok(n) => {
                 conn.rx_tcp.fetch_add(n as u64, Relaxed);
                 conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+                total += n;
+                b.skip += n;
+                limit -= n;
+                if n == 0 || n < asked || limit == 0 || b.len() == 0 {
+                    return Take::Got(total);
+                }
             }
-            Take::Got(n)
+            Err(_) if total > 0 => return Take::Got(total),
+            Err(libc::EAGAIN) => return Take::Empty,
+            Err(e) => return Take::Error(e),
         }
-        Err(libc::EAGAIN) => Take::Empty,
-        Err(e) => Take::Error(e),
     }
 }
 
-fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut msghdr>, flags: c_int) -> Step {
+fn recv_managed(
+    fd: c_int,
+    conn: &'static Conn,
+    b: &mut Bufs,
+    msg: Option<&mut msghdr>,
+    flags: c_int,
+    may_wait: bool,
+) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
-    let may_wait = waits(conn, flags);
-    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && may_wait;
+    let least = conn.least(flags, may_wait, b.len() + b.skip);
     let timeout = conn.rcvtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
@@ -466,7 +400,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut m
             }
             Take::Got(n) => {
                 conn.tell_peer(WANT_TX, FUTEX_TX);
-                if !all || n >= b.len() {
+                if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 b.skip += n;
@@ -482,9 +416,25 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, msg: Option<&mut m
             Take::Empty if !looked => {
                 looked = true;
                 pump::quick(conn);
+                await_resume(conn);
             }
             Take::Empty => return Step::Return(Outcome::Fail(libc::EAGAIN)),
         }
+    }
+}
+
+/// In the middle of a return what was readable has to come by TCP: the peer answers at once, so even a call
+/// that may not wait gives it a moment rather than lose sight of what was there.
+fn await_resume(conn: &Conn) {
+    const MOST_NS: i64 = 20_000_000;
+    let held = || {
+        let mut rx = conn.lock_rx();
+        rx.path() == RxPath::Returning && rx.ring().waiting() > 0
+    };
+    let until = now_ns() + MOST_NS;
+    while held() && !conn.has_ended(END_EOF) && now_ns() < until {
+        let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLIN, 1_000_000);
+        pump::quick(conn);
     }
 }
 
@@ -581,8 +531,10 @@ fn quickly_readable(conn: &Conn) -> bool {
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
+    let mut may_wait = None;
     loop {
         let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags) };
+        let may_wait = *may_wait.get_or_insert_with(|| waits(conn, flags));
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
         if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
@@ -590,8 +542,8 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             return Outcome::Bypass;
         }
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, &mut b, flags),
-            _ => send_managed(fd, conn, &mut b, flags),
+            Phase::Raw => send_raw(fd, conn, &mut b, flags, may_wait),
+            _ => send_managed(fd, conn, &mut b, flags, may_wait),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -658,7 +610,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
             // SAFETY: the program's buffer, as it gave it.
             match unsafe { tx.ring().write(p.add(at), (len - at).min(PIECE - n)) } {
                 Ok(0) => {
-                    if !tx.ring().grow(crate::config::get().ring_max) {
+                    if !tx.ring().grow(conn.ring_cap.load(Relaxed)) {
                         break 'parts;
                     }
                 }
@@ -686,11 +638,10 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     Put::Sent(n)
 }
 
-fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> Step {
+fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
-    let may_wait = waits(conn, flags);
     let timeout = conn.sndtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     if b.len() == 0 {

@@ -2,6 +2,7 @@
 pub mod arena;
 pub mod bell;
 pub mod bg;
+pub(crate) mod chaos;
 pub mod config;
 pub mod conn;
 pub mod dispatch;

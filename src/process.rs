@@ -121,6 +121,7 @@ pub fn fork_prepare() {
 pub fn fork_child() {
     PID.store(sys::pid(), Relaxed);
     crate::sync::forget_tid();
+    crate::chaos::reset_after_fork();
     ENDED.store(false, Relaxed);
     EXECUTING.store(false, Relaxed);
     if !is_active() {

@@ -260,6 +260,9 @@ pub fn take_mark(b: &mut Both, fd: i32) {
     b.sw().mark_seen();
     // The peer has our nonce, so we may use its: it has written a mark for it.
     b.rx.conn().confirmed.store(true, Release);
+    if let Some(own) = b.rx.conn().own() {
+        own.flags.fetch_or(MARK_TAKEN, AcqRel);
+    }
     count_upgrade(b);
     let conn = b.rx.conn();
     conn.publish_paths(b.sw());
@@ -268,6 +271,7 @@ pub fn take_mark(b: &mut Both, fd: i32) {
 /// The TCP stream has ended, or failed with `errno`.
 fn ended(b: &mut Both, errno: i32) {
     let conn = b.rx.conn();
+    let spoke = b.sw().has_sent_frames();
     let verdict = b.sw().end(false);
     let (mut aborted, mut closed) = (false, false);
     if let Some(p) = conn.peer() {
@@ -288,7 +292,7 @@ fn ended(b: &mut Both, errno: i32) {
         // TCP resets a connection that is closed before everything was read.
         _ if on_ring && (aborted || (!closed && unread)) => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
-        _ if errno == libc::ECONNRESET && closed => 0,
+        _ if errno == libc::ECONNRESET && !aborted && (closed || (on_ring && spoke)) => 0,
         _ => errno,
     };
     if error != 0 {

@@ -172,6 +172,11 @@ impl Switch {
         self.wish || self.got_return
     }
 
+    /// Whether frames were sent that the peer may not have read.
+    pub fn has_sent_frames(&self) -> bool {
+        self.leave_sent || self.return_sent
+    }
+
     /// Starts to look for the mark of `nonce`, which the peer is told only afterwards.
     /// Does nothing unless both directions are plain.
     pub fn arm(&mut self, nonce: Nonce) -> bool {

@@ -110,26 +110,3 @@ pub fn scan(window: &[u8], nonce: &Nonce, begun: bool) -> Scan {
         Scan::App(window.len())
     }
 }
-
-/// How many bytes of `window` are the program's: as [`scan`], where `beyond` are the up to [`MARK_LEN`] bytes
-/// that follow it. 0: none that can be told yet, or the mark.
-pub fn scan_beyond(window: &[u8], beyond: &[u8], nonce: &Nonce, begun: bool) -> usize {
-    let app = match scan(window, nonce, begun) {
-        Scan::App(app) => app,
-        Scan::Mark => return 0,
-        Scan::Partial => 0,
-    };
-    // The possible first part of a mark at the end of the window, and what it goes on with.
-    let held = &window[app..];
-    if held.is_empty() || held.len() >= MARK_LEN {
-        return app;
-    }
-    let mut both = [0; 2 * MARK_LEN];
-    let n = held.len() + beyond.len().min(MARK_LEN);
-    both[..held.len()].copy_from_slice(held);
-    both[held.len()..n].copy_from_slice(&beyond[..n - held.len()]);
-    match scan(&both[..n], nonce, begun) {
-        Scan::App(more) => app + more.min(held.len()),
-        Scan::Mark | Scan::Partial => app,
-    }
-}

@@ -68,6 +68,9 @@ pub struct Args {
     /// Protocol version to announce, for tests
     #[arg(long, value_name = "VERSION", hide = true)]
     test_protocol: Option<String>,
+    /// Seed of upgrades and returns at random moments, for tests
+    #[arg(long, value_name = "SEED", hide = true)]
+    chaos: Option<String>,
     /// The library to preload [default: found beside this command or in the system's folders]
     #[arg(long, value_name = "FILE")]
     lib: Option<PathBuf>,
@@ -96,6 +99,7 @@ impl Args {
             ("RINGSOCK_DEVICE", &self.device),
             ("RINGSOCK_GID_INDEX", &self.gid_index),
             ("RINGSOCK_TEST_PROTOCOL", &self.test_protocol),
+            ("RINGSOCK_CHAOS", &self.chaos),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }

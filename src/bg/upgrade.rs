@@ -252,6 +252,9 @@ impl Bg {
             Ok(ok) => {
                 // Whatever was said of the slot's former use.
                 self.left_by_peer.remove(&(key(l), ok.0));
+                if chaos::is_on() {
+                    self.restless.push((conn, conn.gen.load(Relaxed), chaos::leave_at()));
+                }
                 self.watch(
                     fd,
                     conn as *const Conn as u64 | token::CONN,
@@ -288,7 +291,12 @@ impl Bg {
         s.link.store(0, Relaxed);
         conn.why(why);
         let calls = conn.calls.load(Relaxed);
-        conn.next_try.store(conn.next_try.load(Relaxed).max(calls.saturating_mul(2)), Relaxed);
+        let next = conn.next_try.load(Relaxed);
+        if chaos::is_on() && next != u32::MAX {
+            conn.next_try.store(calls + chaos::calls(0), Relaxed);
+        } else {
+            conn.next_try.store(next.max(calls.saturating_mul(2)), Relaxed);
+        }
         // Counts were kept while it was ours; the kernel's include marks, frames and repeated bytes.
         if let Some((tx, rx)) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
             conn.tx_tcp.store(tx, Relaxed);
@@ -396,7 +404,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     crate::fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
-    let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes) else {
+    let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes.min(conn.ring_cap.load(Relaxed))) else {
         l.side.free_slot(slot);
         return Err(Why::Resources);
     };

@@ -64,6 +64,8 @@ fn numbers_and_sizes() {
     assert_eq!(with(&[c"RINGSOCK_UPGRADE_BYTES=1M"]).upgrade_bytes, 1 << 20);
     assert_eq!(with(&[c"RINGSOCK_GID_INDEX=3"]).gid_index, Some(3));
     assert_eq!(with(&[c"RINGSOCK_TEST_PROTOCOL=7"]).test_protocol, Some(7));
+    assert_eq!(with(&[c"RINGSOCK_CHAOS=18446744073709551615"]).chaos, Some(u64::MAX));
+    assert_eq!(with(&[c"RINGSOCK_CHAOS=x"]).chaos, None);
     assert_eq!(parse_size(b"99999999999999999999"), None);
     assert_eq!(parse_size(b"18446744073709551615K"), None);
     assert_eq!(parse_size(b"K"), None);

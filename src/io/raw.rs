@@ -9,9 +9,10 @@ pub(super) fn recv_raw(
     b: &mut Bufs,
     mut msg: Option<&mut msghdr>,
     flags: c_int,
+    may_wait: bool,
 ) -> Step {
-    let may_wait = waits(conn, flags);
     note_call(conn, may_wait);
+    let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut deadline = 0;
     let mut waited = false;
     loop {
@@ -54,8 +55,7 @@ pub(super) fn recv_raw(
             }
             Ok(n) => {
                 note_bytes(conn, n);
-                let more = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && gentle;
-                if n == 0 || !more || n >= b.len() {
+                if n == 0 || n >= b.len() || !gentle || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 b.skip += n;
@@ -138,8 +138,7 @@ pub fn end_peek(conn: &Conn) {
 /// How much a call that may wait gives the kernel at once: it can be called out after each such piece.
 const RAW_PIECE: usize = 64 << 10;
 
-pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int) -> Step {
-    let may_wait = waits(conn, flags);
+pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
     note_call(conn, may_wait);
     loop {
         if may_wait {
@@ -152,8 +151,9 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         }
         let left = b.len();
         let piece = if may_wait && conn.gentle.load(Relaxed) { left.min(RAW_PIECE) } else { left };
+        let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
-        let more = if piece < left { libc::MSG_MORE } else { 0 };
+        let more = if asked < left { libc::MSG_MORE } else { 0 };
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more);
         if let Ok(n) = r {
             conn.tx_tcp.fetch_add(n as u64, Relaxed);
@@ -163,7 +163,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         leave_kernel(conn, &conn.tx_inflight);
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call.
-            Ok(n) if n < left && n == piece => b.skip += n,
+            Ok(n) if n < left && n == asked => b.skip += n,
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
             Err(e) => return Step::Return(Outcome::Fail(e)),
         }
@@ -196,11 +196,13 @@ fn note_bytes(conn: &Conn, n: usize) {
 /// Enough has gone through it to be worth a ring: looks for the peer.
 #[cold]
 fn look(conn: &Conn, calls: u32) {
-    conn.next_try.store(calls.saturating_mul(4), Relaxed);
+    let again = calls.saturating_add(chaos::again(calls.saturating_mul(3)));
+    conn.next_try.store(again.max(calls.saturating_add(1)), Relaxed);
     if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) {
         conn.why(Why::Unseen);
         return;
     }
     conn.gentle.store(true, Relaxed);
     conn.ask(ask::LOOK);
+    chaos::dawdle(conn);
 }

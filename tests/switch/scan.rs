@@ -1,7 +1,7 @@
 //! The mark in the stream, and the frames.
 
 use proptest::prelude::*;
-use ringsock_core::wire::{mark, scan, scan_beyond, Frame, Nonce, Scan, FRAME_LEN, MARK_LEN, MARK_MAGIC};
+use ringsock_core::wire::{mark, scan, Frame, Nonce, Scan, FRAME_LEN, MARK_LEN, MARK_MAGIC};
 
 const NONCE: Nonce = *b"\xf3ringso\xf3ringsoc\x01";
 
@@ -70,18 +70,6 @@ proptest! {
             prop_assert!(at <= truth);
         }
         prop_assert_eq!(at, truth);
-    }
-
-    /// Bytes of a window that the following ones show to be the program's are not held back.
-    #[test]
-    fn what_follows_a_window_is_looked_at(bytes in nasty(), cut in 0usize..100) {
-        let cut = cut.min(bytes.len());
-        let beyond = &bytes[cut..bytes.len().min(cut + MARK_LEN)];
-        let expected = match oracle(&bytes[..cut + beyond.len()], &NONCE, true) {
-            Scan::App(n) => n.min(cut),
-            Scan::Mark | Scan::Partial => 0,
-        };
-        prop_assert_eq!(scan_beyond(&bytes[..cut], beyond, &NONCE, true), expected);
     }
 
     #[test]
