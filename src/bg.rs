@@ -38,7 +38,7 @@ const LISTEN_NS: i64 = 30_000 * MS;
 /// How many connecting ends can be found for that long.
 const LISTENERS: usize = 32;
 /// How many connections are looked for at the same time.
-const LOOKS: usize = 256;
+const LOOKS: usize = 4096;
 /// After so many searches in vain for a server's process, none is begun for [`REST_NS`].
 const PATIENCE: u32 = 16;
 const REST_NS: i64 = 2_000 * MS;
