@@ -10,10 +10,11 @@ use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
 use crate::pump;
+use crate::signals::{self, Since, Sleep};
 use crate::spin::Wait;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
-use crate::sync::{full_fence, futex_wait, futex_wait2, now_ns};
+use crate::sync::now_ns;
 use crate::sys::{self, sys, Errno};
 use crate::table;
 use crate::wire::{self, Scan};
@@ -22,10 +23,12 @@ use libc::{c_int, c_void, iovec, msghdr};
 
 mod armed;
 mod raw;
+mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
 pub use armed::{before_mark, front, Front};
 pub use raw::end_peek;
 use raw::{pause, recv_raw, send_raw};
+use wait::wait;
 
 /// The program's buffers.
 #[derive(Clone, Copy)]
@@ -52,7 +55,7 @@ impl<'a> Bufs<'a> {
         }
         let all = nr == libc::SYS_sendmsg || flags & libc::MSG_WAITALL != 0;
         loop {
-            match kernel_msg(nr, fd, self, usize::MAX, None, flags) {
+            match kernel_msg(nr, fd, self, usize::MAX, None, flags, None) {
                 Ok(n) if all && n == self.reach(usize::MAX) && n < self.len() => self.skip += n,
                 r => return self.outcome(r.map_or_else(Outcome::Fail, |n| Outcome::Done(n as isize))),
             }
@@ -106,6 +109,7 @@ fn kernel_msg(
     limit: usize,
     msg: Option<&mut msghdr>,
     flags: c_int,
+    how: Option<Sleep>,
 ) -> sys::SysResult {
     if msg.is_none() && b.iov.len() == 1 {
         let v = b.iov[0];
@@ -113,10 +117,8 @@ fn kernel_msg(
         return unsafe {
             let p = v.iov_base.cast::<u8>().add(b.skip).cast::<c_void>();
             let len = (v.iov_len - b.skip).min(limit);
-            match nr {
-                libc::SYS_recvmsg => sys::recv(fd, p, len, flags),
-                _ => sys::send(fd, p, len, flags),
-            }
+            let nr = if nr == libc::SYS_recvmsg { libc::SYS_recvfrom } else { libc::SYS_sendto };
+            signals::call(how, nr, [fd as usize, p as usize, len, flags as usize, 0, 0])
         };
     }
     let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; FEW];
@@ -143,7 +145,7 @@ fn kernel_msg(
         h.msg_iovlen = n;
     }
     // SAFETY: the program's buffers, as it gave them.
-    let r = unsafe { sys!(nr, fd, h as *mut msghdr, flags) };
+    let r = unsafe { signals::call(how, nr, [fd as usize, h as *mut msghdr as usize, flags as usize, 0, 0, 0]) };
     h.msg_iov = keep_iov;
     h.msg_iovlen = keep_n;
     r
@@ -170,6 +172,7 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
+    let since = Since::now();
     // As it was when the call began: what `O_NONBLOCK` becomes meanwhile does not end a wait.
     let mut may_wait = None;
     loop {
@@ -182,8 +185,8 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let step = match conn.phase() {
-            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, may_wait),
-            _ => recv_managed(fd, conn, &mut b, msg, flags, may_wait),
+            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, (may_wait, since)),
+            _ => recv_managed(fd, conn, &mut b, msg, flags, (may_wait, since)),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -246,7 +249,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 }
                 Take::End => {
                     conn.fail(libc::ECONNRESET);
-                    return Take::Error(if conn.take_error() != 0 { libc::ECONNRESET } else { 0 });
+                    return failed(conn);
                 }
                 _ => {}
             }
@@ -285,14 +288,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 pump::run(&mut both);
                 ended(conn, &mut both.rx)
             }
-            (Front::Failed(_), _) => {
-                let e = conn.take_error();
-                if e == 0 {
-                    Take::End
-                } else {
-                    Take::Error(e)
-                }
-            }
+            (Front::Failed(_), _) => failed(conn),
         },
     }
 }
@@ -335,10 +331,17 @@ fn ended(conn: &Conn, rx: &mut Rx) -> Take {
         if matches!(rx.path(), RxPath::Ring | RxPath::RingFinal) && rx.ring().waiting() > 0 {
             return Take::Gone;
         }
-        let e = conn.take_error();
-        return if e != 0 { Take::Error(e) } else { Take::End };
+        return failed(conn);
     }
     Take::Empty
+}
+
+/// The connection has ended: its error, which is told once, then the end.
+fn failed(conn: &Conn) -> Take {
+    match conn.take_error() {
+        0 => Take::End,
+        e => Take::Error(e),
+    }
 }
 
 fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int) -> Take {
@@ -346,7 +349,7 @@ fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int)
     let mut total = 0;
     loop {
         let asked = b.reach(limit);
-        match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, flags) {
+        match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, flags, None) {
             Ok(0) if total == 0 => return Take::End,
             Ok(n) if flags & libc::MSG_PEEK != 0 => return Take::Got(n),
             Ok(n) => {
@@ -372,7 +375,7 @@ fn recv_managed(
     b: &mut Bufs,
     msg: Option<&mut msghdr>,
     flags: c_int,
-    may_wait: bool,
+    (may_wait, since): (bool, Since),
 ) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
@@ -394,7 +397,7 @@ fn recv_managed(
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
-                if let Err(e) = pause(deadline) {
+                if let Err(e) = pause(deadline, since) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -409,7 +412,7 @@ fn recv_managed(
             Take::Error(e) => return Step::Return(Outcome::Fail(e)),
             Take::Gone => return Step::Again,
             Take::Empty if may_wait => {
-                if let Err(e) = wait(fd, conn, false, deadline, b.skip > 0) {
+                if let Err(e) = wait(fd, conn, false, deadline, b.skip > 0, since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -438,99 +441,13 @@ fn await_resume(conn: &Conn) {
     }
 }
 
-/// Sleeps until the connection may be readable (or writable). `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
-/// `begun`: some bytes are transferred already, so that every signal ends the call.
-fn wait(fd: c_int, conn: &Conn, to_write: bool, deadline: i64, begun: bool) -> Result<(), Errno> {
-    let (bits, count): (u32, &AtomicU32) = if to_write { (FUTEX_TX, &conn.fut_tx) } else { (FUTEX_RX, &conn.fut_rx) };
-    let first = conn.epoch.load(SeqCst);
-    let changed = || conn.epoch.load(SeqCst) != first;
-    let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
-    let w = Wait::begin();
-    if w.spin(ready, || deadline > 0 && now_ns() >= deadline) {
-        w.end();
-        return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
-    }
-    count.fetch_add(1, SeqCst);
-    let r = loop {
-        let epoch = conn.epoch.load(SeqCst);
-        let (word, value) = match conn.peer() {
-            Some(p) => (&raw const p.wake, p.wake.load(SeqCst)),
-            None => (&raw const conn.epoch, epoch),
-        };
-        if let Some(own) = conn.own() {
-            if to_write {
-                let mut tx = conn.lock_tx();
-                own.tx_goal.store(tx.ring().goal(), Relaxed);
-            }
-            own.want.fetch_or(bits, SeqCst);
-        }
-        full_fence();
-        if !table::is(fd, conn) {
-            break Err(libc::EBADF);
-        }
-        if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
-            break Ok(());
-        }
-        let r = if deadline > 0 {
-            let left = deadline - now_ns();
-            if left <= 0 {
-                break Err(libc::EAGAIN);
-            }
-            // In slices, because a local event may come between the look and the sleep.
-            futex_wait(word, value, left.min(10_000_000))
-        } else if begun {
-            futex_wait(word, value, 10_000_000)
-        } else if conn.is_inherited() {
-            // The background thread that watches it is another process's, which may have let go of it.
-            let r = futex_wait(word, value, 20_000_000);
-            pump::quick(conn);
-            r
-        } else {
-            match futex_wait2(word, value, &conn.epoch, epoch) {
-                Err(libc::ENOSYS) => futex_wait(word, value, 10_000_000),
-                r => r,
-            }
-        };
-        if r == Err(libc::EINTR) {
-            break Err(libc::EINTR);
-        }
-    };
-    if count.fetch_sub(1, SeqCst) == 1 {
-        if let Some(own) = conn.own() {
-            own.want.fetch_and(!bits, SeqCst);
-            // Somebody may have begun to wait between the two.
-            if count.load(SeqCst) > 0 {
-                own.want.fetch_or(bits, SeqCst);
-            }
-        }
-    }
-    if r.is_ok() {
-        w.end();
-    }
-    r
-}
-
-/// Without the lock where the ring tells.
-#[inline]
-fn quickly_readable(conn: &Conn) -> bool {
-    if conn.end.load(Relaxed) != 0 {
-        return conn.readable();
-    }
-    match (conn.own(), conn.peer()) {
-        // Only where both directions are on the ring, and stay there, do the cursors alone tell.
-        (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
-            peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
-        }
-        _ => conn.readable(),
-    }
-}
-
 /// `sendmsg(2)` and all its kin.
 ///
 /// # Safety
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs { iov, skip: 0 };
+    let since = Since::now();
     let mut may_wait = None;
     loop {
         let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags) };
@@ -542,8 +459,8 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             return Outcome::Bypass;
         }
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, &mut b, flags, may_wait),
-            _ => send_managed(fd, conn, &mut b, flags, may_wait),
+            Phase::Raw => send_raw(fd, conn, &mut b, flags, (may_wait, since)),
+            _ => send_managed(fd, conn, &mut b, flags, (may_wait, since)),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -587,7 +504,15 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) {
         // To a peer that is gone, too: the kernel knows what to say.
-        let r = kernel_msg(libc::SYS_sendmsg, fd, b, usize::MAX, None, flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let r = kernel_msg(
+            libc::SYS_sendmsg,
+            fd,
+            b,
+            usize::MAX,
+            None,
+            flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            None,
+        );
         return match r {
             Ok(n) => {
                 if path == TxPath::Tcp {
@@ -638,7 +563,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     Put::Sent(n)
 }
 
-fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
+fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may_wait, since): (bool, Since)) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
@@ -665,7 +590,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_
             }
             Put::Full => {
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, true, deadline, b.skip > 0) {
+                if let Err(e) = wait(fd, conn, true, deadline, b.skip > 0, since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -686,7 +611,7 @@ fn broken_pipe(flags: c_int) -> Outcome {
     if flags & libc::MSG_NOSIGNAL == 0 {
         // To this thread, as the kernel sends it.
         // SAFETY: a signal to ourselves.
-        let _ = unsafe { sys!(libc::SYS_tgkill, sys::pid(), crate::sync::tid(), libc::SIGPIPE) };
+        let _ = unsafe { sys!(libc::SYS_tgkill, sys::pid(), crate::thread::tid(), libc::SIGPIPE) };
     }
     Outcome::Fail(libc::EPIPE)
 }

@@ -4,22 +4,36 @@ use crate::bell;
 use crate::conn::{Conn, Phase};
 use crate::epoll;
 use crate::io::end_peek;
+use crate::layout::BELLS;
 use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
 use crate::pump;
+use crate::signals::{self, Since, Sleep};
 use crate::spin::Wait;
 use crate::sync::{now_ns, timespec_of};
-use crate::sys::{sys, SysResult};
+use crate::sys::SysResult;
 use crate::table::{self, Entry};
+use crate::thread::Critical;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use libc::{c_int, pollfd, sigset_t};
 
-/// A thread that waits in `poll`, as connections know it.
+/// A thread that waits in `poll`, as connections know it: one for each bell. Not on the thread's stack, which
+/// a handler may jump out of.
 pub struct Waiter {
     bell: u32,
     rung: AtomicBool,
 }
+
+static WAITERS: [Waiter; BELLS] = {
+    let mut all = [const { Waiter { bell: 0, rung: AtomicBool::new(false) } }; BELLS];
+    let mut k = 0;
+    while k < BELLS {
+        all[k].bell = k as u32;
+        k += 1;
+    }
+    all
+};
 
 impl Waiter {
     /// Something has changed.
@@ -36,11 +50,12 @@ const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 /// On the stack up to here; larger arrays are the allocator's.
 const SMALL: usize = 64;
 
-fn kernel(fds: &mut [pollfd], timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+fn kernel(fds: &mut [pollfd], timeout_ns: i64, mask: *const sigset_t, how: Option<Sleep>) -> SysResult {
     let ts = timespec_of(timeout_ns);
-    let tsp = if timeout_ns < 0 { core::ptr::null() } else { &ts };
+    let tsp = if timeout_ns < 0 { core::ptr::null() } else { &raw const ts };
+    let args = [fds.as_mut_ptr() as usize, fds.len(), tsp as usize, mask as usize, 8, 0];
     // SAFETY: `fds` is writable, `ts` outlives the call, `mask` is the program's.
-    unsafe { sys!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), tsp, mask, 8) }
+    unsafe { signals::call(how, libc::SYS_ppoll, args) }
 }
 
 /// `ppoll(2)`; `timeout_ns < 0` waits for ever.
@@ -75,14 +90,21 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     if !ours {
         return Outcome::Bypass;
     }
+    let since = Since::now();
     if n < SMALL {
         let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; SMALL];
         let mut conns = [None; SMALL];
-        Call { fds, copy: &mut copy[..n + 1], conns: &mut conns[..n] }.run(timeout_ns, mask)
+        Call { fds, copy: &mut copy[..n + 1], conns: &mut conns[..n], since }.run(timeout_ns, mask)
     } else {
+        // A handler that came in the middle of the allocator could not use it.
+        let critical = Critical::new();
         let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1];
         let mut conns = vec![None; n];
-        Call { fds, copy: &mut copy, conns: &mut conns }.run(timeout_ns, mask)
+        drop(critical);
+        let o = Call { fds, copy: &mut copy, conns: &mut conns, since }.run(timeout_ns, mask);
+        let _critical = Critical::new();
+        drop((copy, conns));
+        o
     }
 }
 
@@ -92,6 +114,7 @@ struct Call<'a> {
     copy: &'a mut [pollfd],
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
+    since: Since,
 }
 
 impl Call<'_> {
@@ -163,7 +186,7 @@ impl Call<'_> {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
                 self.settle();
-                return match kernel(self.copy, 0, core::ptr::null()) {
+                return match kernel(self.copy, 0, core::ptr::null(), None) {
                     Ok(_) => {
                         let n = self.theirs();
                         done(n + self.ours())
@@ -182,14 +205,14 @@ impl Call<'_> {
                     })
                 },
                 || {
-                    kernel_has = kernel(copy, 0, core::ptr::null()) != Ok(0);
+                    kernel_has = kernel(copy, 0, core::ptr::null(), None) != Ok(0);
                     kernel_has || (deadline > 0 && now_ns() >= deadline)
                 },
             );
             if hit {
                 w.end();
                 if self.ours() > 0 || kernel_has || left() == 0 {
-                    let _ = kernel(self.copy, 0, core::ptr::null());
+                    let _ = kernel(self.copy, 0, core::ptr::null(), None);
                     let n = self.theirs();
                     let n = n + self.ours();
                     if n > 0 || left() == 0 {
@@ -216,13 +239,12 @@ impl Call<'_> {
         }
         self.settle();
         let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.phase() == Phase::Managed);
-        let r = if managed(self.conns) { Ok(0) } else { kernel(self.copy, timeout_ns, mask) };
-        let again = managed(self.conns);
-        for (c, p) in self.conns.iter().zip(self.fds.iter()) {
-            if let Some(c) = reading(c, p) {
-                end_peek(c);
-            }
-        }
+        let (conns, fds) = (&*self.conns, &*self.fds);
+        let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
+        let how = Sleep { since: self.since, any: true, if_left: &mut end };
+        let r = if managed(conns) { Ok(0) } else { kernel(self.copy, timeout_ns, mask, Some(how)) };
+        let again = managed(conns);
+        end();
         let got = r?;
         if again {
             return Ok(None);
@@ -231,7 +253,7 @@ impl Call<'_> {
         let sets = self.copy.iter().filter(|k| k.revents != 0 && epoll::is_managing(k.fd)).count();
         if sets > 0 {
             self.settle();
-            let n = kernel(self.copy, 0, core::ptr::null())?;
+            let n = kernel(self.copy, 0, core::ptr::null(), None)?;
             if n == 0 && got > 0 && timeout_ns != 0 {
                 return Ok(None);
             }
@@ -242,14 +264,16 @@ impl Call<'_> {
     /// Sleeps in the kernel. False: the time is over.
     fn sleep(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<bool, i32> {
         let bell = bell::alloc();
-        let waiter = Waiter { bell: bell.unwrap_or(0), rung: AtomicBool::new(bell.is_none()) };
-        let ptr: *const Waiter = &waiter;
-        for (_, c) in self.hidden() {
-            let l = c.local();
-            let _g = l.lock.lock();
-            // SAFETY: guarded by `local.lock`.
-            unsafe { &mut *l.waiters.get() }.push(ptr);
-            c.watcher_added();
+        if let Some(k) = bell {
+            let waiter = &WAITERS[k as usize];
+            waiter.rung.store(false, SeqCst);
+            for (_, c) in self.hidden() {
+                let l = c.local();
+                let _g = l.lock.lock();
+                // SAFETY: guarded by `local.lock`.
+                unsafe { &mut *l.waiters.get() }.push(waiter);
+                c.watcher_added();
+            }
         }
         if let Some(k) = bell {
             self.copy[self.fds.len()].fd = bell::fd(k);
@@ -274,25 +298,16 @@ impl Call<'_> {
             } else {
                 timeout_ns.min(1_000_000)
             };
-            match kernel(self.copy, t, mask) {
+            let (copy, conns) = (&mut *self.copy, &*self.conns);
+            let mut end = || wake(bell, conns);
+            let how = Sleep { since: self.since, any: true, if_left: &mut end };
+            match kernel(copy, t, mask, Some(how)) {
                 Ok(0) if bell.is_none() && t != timeout_ns => Ok(1),
                 r => r,
             }
         };
-        for (_, c) in self.hidden() {
-            let l = c.local();
-            let _g = l.lock.lock();
-            // SAFETY: guarded by `local.lock`.
-            unsafe { &mut *l.waiters.get() }.retain(|w| !core::ptr::eq(*w, ptr));
-            l.watchers.fetch_sub(1, SeqCst);
-        }
-        if let Some(k) = bell {
-            bell::sleep_end(k);
-            bell::clear(k);
-            link::drain_hints(k);
-            bell::free(k);
-            self.copy[self.fds.len()].fd = -1;
-        }
+        wake(bell, self.conns);
+        self.copy[self.fds.len()].fd = -1;
         match r {
             Ok(0) => Ok(self.ours() > 0),
             Ok(_) => Ok(true),
@@ -301,7 +316,26 @@ impl Call<'_> {
     }
 }
 
+/// A thread sleeps no more at `bell`, for any of `conns`.
+fn wake(bell: Option<u32>, conns: &[Option<&'static Conn>]) {
+    let Some(k) = bell else { return };
+    let waiter: *const Waiter = &WAITERS[k as usize];
+    for c in conns.iter().flatten() {
+        let l = c.local();
+        let _g = l.lock.lock();
+        // SAFETY: guarded by `local.lock`.
+        let waiters = unsafe { &mut *l.waiters.get() };
+        let before = waiters.len();
+        waiters.retain(|w| !core::ptr::eq(*w, waiter));
+        l.watchers.fetch_sub((before - waiters.len()) as u32, SeqCst);
+    }
+    bell::sleep_end(k);
+    bell::clear(k);
+    link::drain_hints(k);
+    bell::free(k);
+}
+
 /// For one fd, whatever it is, as internal callers need it: waits until `events` or the deadline.
 pub fn wait_one(fd: c_int, events: i16, timeout_ns: i64) -> SysResult {
-    kernel(&mut [pollfd { fd, events, revents: 0 }], timeout_ns, core::ptr::null())
+    kernel(&mut [pollfd { fd, events, revents: 0 }], timeout_ns, core::ptr::null(), None)
 }

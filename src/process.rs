@@ -120,13 +120,14 @@ pub fn fork_prepare() {
 /// In the child.
 pub fn fork_child() {
     PID.store(sys::pid(), Relaxed);
-    crate::sync::forget_tid();
+    crate::thread::forget_tid();
     crate::chaos::reset_after_fork();
     ENDED.store(false, Relaxed);
     EXECUTING.store(false, Relaxed);
     if !is_active() {
         return;
     }
+    crate::signals::reset_after_fork();
     fdhigh::close_singles();
     bg::reset_after_fork();
     link::reset_after_fork();

@@ -1,7 +1,7 @@
 //! Futexes, and a lock that lives in shared memory.
 
 use crate::sys::{sys, SysResult};
-use core::cell::Cell;
+use crate::thread::{enter, leave, tid};
 use core::sync::atomic::{fence, AtomicU32, Ordering::*};
 use libc::timespec;
 
@@ -11,8 +11,7 @@ pub fn futex_wake(word: *const AtomicU32, n: i32) {
     let _ = unsafe { sys!(libc::SYS_futex, word, libc::FUTEX_WAKE, n) };
 }
 
-/// Sleeps while `*word == val`, for at most `timeout_ns` (< 0: for ever). A handled signal gives
-/// `EINTR` when there is a timeout, and otherwise as `SA_RESTART` says.
+/// Sleeps while `*word == val`, for at most `timeout_ns` (< 0: for ever).
 pub fn futex_wait(word: *const AtomicU32, val: u32, timeout_ns: i64) -> SysResult {
     let ts = timespec_of(timeout_ns);
     let tsp = if timeout_ns < 0 { core::ptr::null() } else { &ts };
@@ -20,24 +19,21 @@ pub fn futex_wait(word: *const AtomicU32, val: u32, timeout_ns: i64) -> SysResul
     unsafe { sys!(libc::SYS_futex, word, libc::FUTEX_WAIT, val, tsp) }
 }
 
+/// What `futex_waitv(2)` waits for: that a word has another value.
 #[repr(C)]
-struct WaitV {
+pub struct WaitV {
     val: u64,
     addr: u64,
     flags: u32,
     reserved: u32,
 }
 
-/// Sleeps while both words hold their values, without a timeout; restarts as `SA_RESTART` says.
-/// `ENOSYS` before Linux 5.16.
-pub fn futex_wait2(a: *const AtomicU32, av: u32, b: *const AtomicU32, bv: u32) -> SysResult {
-    const FUTEX_32: u32 = 2;
-    let w = [
-        WaitV { val: av.into(), addr: a as u64, flags: FUTEX_32, reserved: 0 },
-        WaitV { val: bv.into(), addr: b as u64, flags: FUTEX_32, reserved: 0 },
-    ];
-    // SAFETY: as for `futex_wait`; `w` outlives the call.
-    unsafe { sys!(449, w.as_ptr(), 2, 0, 0, 0) }
+impl WaitV {
+    /// For a word of shared memory.
+    pub fn new(word: *const AtomicU32, val: u32) -> WaitV {
+        const FUTEX_32: u32 = 2;
+        WaitV { val: val.into(), addr: word as u64, flags: FUTEX_32, reserved: 0 }
+    }
 }
 
 /// A time span for the kernel; negative spans become 0.
@@ -55,38 +51,15 @@ pub fn now_ns() -> i64 {
     ts.tv_sec * 1_000_000_000 + ts.tv_nsec
 }
 
-thread_local! {
-    static TID: Cell<u32> = const { Cell::new(0) };
-}
-
-/// The calling thread's id, cached.
-#[inline]
-pub fn tid() -> u32 {
-    TID.with(|t| {
-        let v = t.get();
-        if v != 0 {
-            return v;
-        }
-        // SAFETY: gettid has no preconditions.
-        let v = unsafe { sys!(libc::SYS_gettid) }.unwrap_or(1) as u32;
-        t.set(v);
-        v
-    })
-}
-
-/// After fork: the cached id is the parent's.
-pub fn forget_tid() {
-    TID.with(|t| t.set(0));
-}
-
 const WAITERS: u32 = 1 << 31;
 
 /// A mutual-exclusion lock of one word, usable between processes.
 ///
 /// The word is 0 when free, else the holder's thread id, with the top bit set
 /// while others may be asleep. Holders never sleep while they hold it, so a
-/// holder that is gone was killed: the lock is then taken over. Everything
-/// that it protects is published by single atomic stores, so a holder that
+/// holder that is gone was killed: the lock is then taken over. While one is
+/// held, signal handlers are put off ([`crate::signals`]). Everything that it
+/// protects is published by single atomic stores, so a holder that
 /// dies in the middle leaves nothing half done that a successor could see.
 #[repr(transparent)]
 #[derive(Default)]
@@ -101,6 +74,7 @@ impl Drop for Guard<'_> {
         if self.0 .0.swap(0, Release) & WAITERS != 0 {
             futex_wake(&self.0 .0, 1);
         }
+        leave();
     }
 }
 
@@ -113,7 +87,12 @@ impl Lock {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {
-        self.0.compare_exchange(0, tid(), Acquire, Relaxed).ok().map(|_| Guard(self))
+        let me = enter();
+        if self.0.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
+            return Some(Guard(self));
+        }
+        leave();
+        None
     }
 
     /// Whether this very thread holds it: a signal handler has interrupted a call of ours.
@@ -124,18 +103,18 @@ impl Lock {
     /// Takes the lock, sleeping if need be.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
-        match self.try_lock() {
-            Some(g) => g,
-            None => self.lock_slow(),
+        let me = enter();
+        match self.0.compare_exchange(0, me, Acquire, Relaxed) {
+            Ok(_) => Guard(self),
+            Err(_) => self.lock_slow(me),
         }
     }
 
     #[cold]
-    fn lock_slow(&self) -> Guard<'_> {
-        let me = tid();
+    fn lock_slow(&self, me: u32) -> Guard<'_> {
         for _ in 0..100 {
-            if let Some(g) = self.try_lock() {
-                return g;
+            if self.0.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
+                return Guard(self);
             }
             core::hint::spin_loop();
         }

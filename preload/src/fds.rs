@@ -77,8 +77,8 @@ hook! {
 
 // -------------------------------------------------------- close and duplicate
 
-hook! { fn close(fd: c_int) -> c_int = ops::close(fd) }
-hook! { fn __close(fd: c_int) -> c_int = ops::close(fd) }
+hook! { point fn close(fd: c_int) -> c_int = ops::close(fd) }
+hook! { point fn __close(fd: c_int) -> c_int = ops::close(fd) }
 hook! { fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = ops::close_range(first, last, flags) }
 hook! {
     fn closefrom(low: c_int) -> () {

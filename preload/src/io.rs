@@ -3,44 +3,46 @@
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use ringsock_core::dispatch as shape;
 use ringsock_core::ops::{self, Outcome};
+use ringsock_core::signals;
 
 use crate::real::{finish, keep_errno};
 
-hook! { fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = shape::read(fd, buf, n) }
-hook! { fn __read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = shape::read(fd, buf, n) }
-hook! { fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t = ops::recv(fd, buf, n, flags) }
-hook! { fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t = shape::readv(fd, iov, n, 0) }
+hook! { point fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = shape::read(fd, buf, n) }
+hook! { point fn __read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = shape::read(fd, buf, n) }
+hook! { point fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t = ops::recv(fd, buf, n, flags) }
+hook! { point fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t = shape::readv(fd, iov, n, 0) }
 hook! {
-    fn recvfrom(
+    point fn recvfrom(
         fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t,
     ) -> ssize_t = shape::recvfrom(fd, buf, n, flags, addr, len)
 }
 hook! {
-    fn preadv2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
+    point fn preadv2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
         = shape::preadv2(fd, iov, n, at, flags)
 }
 hook! {
-    fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
+    point fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
         = shape::preadv2(fd, iov, n, at, flags)
 }
 
 // The fortified forms: the real function tells of the overflow and aborts.
 hook! {
-    fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, size: size_t) -> ssize_t
+    point fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, size: size_t) -> ssize_t
         = if n > size { Outcome::Bypass } else { shape::read(fd, buf, n) }
 }
 hook! {
-    fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, size: size_t, flags: c_int) -> ssize_t
+    point fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, size: size_t, flags: c_int) -> ssize_t
         = if n > size { Outcome::Bypass } else { ops::recv(fd, buf, n, flags) }
 }
 hook! {
-    fn __recvfrom_chk(
+    point fn __recvfrom_chk(
         fd: c_int, buf: *mut c_void, n: size_t, size: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t,
     ) -> ssize_t = if n > size { Outcome::Bypass } else { shape::recvfrom(fd, buf, n, flags, addr, len) }
 }
 
 hook! {
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+        signals::point();
         match ops::recvmsg(fd, msg, flags) {
             Outcome::Bypass => {
                 let got = real(fd, msg, flags);
@@ -55,6 +57,7 @@ hook! {
 }
 hook! {
     fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, limit: *mut timespec) -> c_int {
+        signals::point();
         match shape::recvmmsg(fd, msgs, n, flags, limit) {
             Outcome::Bypass => {
                 let got = real(fd, msgs, n, flags, limit);
@@ -71,26 +74,26 @@ hook! {
     }
 }
 
-hook! { fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = shape::write(fd, buf, n) }
-hook! { fn __write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = shape::write(fd, buf, n) }
-hook! { fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t = shape::writev(fd, iov, n, 0) }
-hook! { fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t = ops::send(fd, buf, n, flags) }
-hook! { fn __send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t = ops::send(fd, buf, n, flags) }
+hook! { point fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = shape::write(fd, buf, n) }
+hook! { point fn __write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = shape::write(fd, buf, n) }
+hook! { point fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t = shape::writev(fd, iov, n, 0) }
+hook! { point fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t = ops::send(fd, buf, n, flags) }
+hook! { point fn __send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t = ops::send(fd, buf, n, flags) }
 hook! {
-    fn sendto(
+    point fn sendto(
         fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t,
     ) -> ssize_t = shape::sendto(fd, buf, n, flags, addr, len)
 }
-hook! { fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t = ops::sendmsg(fd, msg, flags) }
+hook! { point fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t = ops::sendmsg(fd, msg, flags) }
 hook! {
-    fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int = shape::sendmmsg(fd, msgs, n, flags)
+    point fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int = shape::sendmmsg(fd, msgs, n, flags)
 }
 hook! {
-    fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
+    point fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
         = shape::pwritev2(fd, iov, n, at, flags)
 }
 hook! {
-    fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
+    point fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t
         = shape::pwritev2(fd, iov, n, at, flags)
 }
 hook! {
@@ -100,7 +103,7 @@ hook! {
     fn sendfile64(out: c_int, inp: c_int, at: *mut off64_t, n: size_t) -> ssize_t = ops::sendfile(out, inp, at, n)
 }
 hook! {
-    fn splice(
+    point fn splice(
         inp: c_int, at_in: *mut off64_t, out: c_int, at_out: *mut off64_t, n: size_t, flags: c_uint,
     ) -> ssize_t = ops::splice(inp, at_in, out, at_out, n, flags)
 }

@@ -3,7 +3,8 @@
 //! Every hook asks the core (`ringsock_core::ops`), and does what it says: call
 //! the real function, return a value, or fail with an `errno`. Hooks do not
 //! allocate, do not panic, keep no state, and leave no frame with anything to
-//! drop around the real call, so that thread cancellation can pass through it.
+//! drop around the real call or the core's, so that thread cancellation can pass
+//! through it.
 //!
 //! All of it is `unsafe` for one reason: the arguments are the program's, and
 //! are used as libc would use them.
@@ -13,6 +14,7 @@ mod real;
 mod fds;
 mod io;
 mod process;
+mod signals;
 mod wait;
 
 /// Runs when the library is loaded. Constructors of other libraries have run

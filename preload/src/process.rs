@@ -224,7 +224,7 @@ unsafe extern "C" fn syscall() -> c_long {
 
 /// A call whose number is looked at, or one before the real function was found.
 unsafe extern "C" fn dispatched(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-    match dispatch::syscall(n, a, b, c, d, e, f) {
+    match ringsock_core::signals::uncancellable(|| dispatch::syscall(n, a, b, c, d, e, f)) {
         Outcome::Bypass => {
             let at = real::syscall.get();
             let at: unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long =

@@ -109,9 +109,19 @@ fn fail<R: Return>(errno: c_int) -> R {
 /// Defines an interposed function of C.
 ///
 /// `fn name(args) -> type = outcome;` calls the real function if the outcome
-/// is `Bypass`. `fn name(args) -> type { body }` does as it likes, and has the
-/// real function under the name `real`.
+/// is `Bypass`; with `point` in front, it is a cancellation point. `fn name(args)
+/// -> type { body }` does as it likes, and has the real function under the name
+/// `real`.
 macro_rules! hook {
+    (point $(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $ask:expr) => {
+        hook! {
+            $(#[$meta])*
+            fn $name($($arg: $ty),*) -> $ret = {
+                ringsock_core::signals::point();
+                $ask
+            }
+        }
+    };
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $ask:expr) => {
         hook! {
             $(#[$meta])*
@@ -183,6 +193,9 @@ table! {
     // wait.rs
     poll, __poll, __poll_chk, ppoll, __ppoll_chk, select, __select, pselect,
     epoll_create, epoll_create1, epoll_ctl, epoll_wait, epoll_pwait, epoll_pwait2 or raw_epoll_pwait2,
+    // signals.rs
+    sigaction, __sigaction, signal, ssignal, bsd_signal, sysv_signal, __sysv_signal, sigset, siginterrupt,
+    pthread_cancel,
     // process.rs
     syscall, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,

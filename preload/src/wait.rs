@@ -16,46 +16,46 @@ fn fits(n: nfds_t, size: size_t) -> bool {
     n as usize <= size / size_of::<pollfd>()
 }
 
-hook! { fn poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
-hook! { fn __poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
+hook! { point fn poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
+hook! { point fn __poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
 hook! {
-    fn __poll_chk(fds: *mut pollfd, n: nfds_t, ms: c_int, size: size_t) -> c_int
+    point fn __poll_chk(fds: *mut pollfd, n: nfds_t, ms: c_int, size: size_t) -> c_int
         = if fits(n, size) { in_millis(fds, n, ms) } else { Outcome::Bypass }
 }
 hook! {
-    fn ppoll(fds: *mut pollfd, n: nfds_t, limit: *const timespec, mask: *const sigset_t) -> c_int
+    point fn ppoll(fds: *mut pollfd, n: nfds_t, limit: *const timespec, mask: *const sigset_t) -> c_int
         = shape::ppoll(fds, n as usize, limit, mask)
 }
 hook! {
-    fn __ppoll_chk(
+    point fn __ppoll_chk(
         fds: *mut pollfd, n: nfds_t, limit: *const timespec, mask: *const sigset_t, size: size_t,
     ) -> c_int = if fits(n, size) { shape::ppoll(fds, n as usize, limit, mask) } else { Outcome::Bypass }
 }
 hook! {
-    fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *mut timeval) -> c_int
+    point fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *mut timeval) -> c_int
         = shape::select(n, r, w, e, limit)
 }
 hook! {
-    fn __select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *mut timeval) -> c_int
+    point fn __select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *mut timeval) -> c_int
         = shape::select(n, r, w, e, limit)
 }
 hook! {
-    fn pselect(
+    point fn pselect(
         n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *const timespec, mask: *const sigset_t,
     ) -> c_int = shape::pselect(n, r, w, e, limit, mask)
 }
 
 hook! { fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int = ops::epoll_ctl(ep, op, fd, ev) }
 hook! {
-    fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int) -> c_int
+    point fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int) -> c_int
         = ops::epoll_wait(ep, evs, max, shape::millis_ns(ms), ptr::null())
 }
 hook! {
-    fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int, mask: *const sigset_t) -> c_int
+    point fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int, mask: *const sigset_t) -> c_int
         = ops::epoll_wait(ep, evs, max, shape::millis_ns(ms), mask)
 }
 hook! {
-    fn epoll_pwait2(
+    point fn epoll_pwait2(
         ep: c_int, evs: *mut epoll_event, max: c_int, limit: *const timespec, mask: *const sigset_t,
     ) -> c_int = shape::epoll_pwait2(ep, evs, max, limit, mask)
 }

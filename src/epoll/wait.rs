@@ -1,6 +1,7 @@
 //! `epoll_wait`: events of rings and of the kernel's fds together.
 
 use super::*;
+use crate::signals::{self, Since, Sleep};
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
@@ -139,39 +140,55 @@ impl Set {
         conn.arm(bits, conn.bell_for(self.bell.load(Relaxed)));
     }
 
-    fn kernel_wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
-        let epfd = self.epfd.load(Relaxed);
+    fn kernel_wait(
+        &self,
+        to: (*mut epoll_event, usize),
+        timeout_ns: i64,
+        mask: *const sigset_t,
+        mut how: Option<Sleep>,
+    ) -> SysResult {
+        let (epfd, evs, max) = (self.epfd.load(Relaxed) as usize, to.0 as usize, to.1);
         let masklen = if mask.is_null() { 0usize } else { 8 };
         if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
             let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX.into()) as c_int };
+            let args = [epfd, evs, max, ms as usize, mask as usize, masklen];
             // SAFETY: `evs` has room for `max` events.
-            return unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) };
+            return unsafe { signals::call(how.as_mut().map(Sleep::again), libc::SYS_epoll_pwait, args) };
         }
         let ts = timespec_of(timeout_ns);
+        let args = [epfd, evs, max, &raw const ts as usize, mask as usize, masklen];
         // SAFETY: `evs` has room for `max` events, `ts` is readable. 441 is epoll_pwait2.
-        match unsafe { sys!(441, epfd, evs, max, &ts, mask, masklen) } {
+        match unsafe { signals::call(how.as_mut().map(Sleep::again), 441, args) } {
             Err(libc::ENOSYS) => {
                 let ms = (timeout_ns / 1_000_000 + 1).min(i32::MAX.into()) as c_int;
+                let args = [epfd, evs, max, ms as usize, mask as usize, masklen];
                 // SAFETY: as above.
-                unsafe { sys!(libc::SYS_epoll_pwait, epfd, evs, max, ms, mask, masklen) }
+                unsafe { signals::call(how.as_mut().map(Sleep::again), libc::SYS_epoll_pwait, args) }
             }
             r => r,
         }
     }
 
     /// The kernel's part of `wait`. Where it is empty because only bells rang, `Ok(0)` too.
-    fn ask_kernel(&self, evs: *mut epoll_event, max: usize, timeout_ns: i64, mask: *const sigset_t) -> SysResult {
+    fn ask_kernel(
+        &self,
+        evs: *mut epoll_event,
+        max: usize,
+        timeout_ns: i64,
+        mask: *const sigset_t,
+        how: Option<Sleep>,
+    ) -> SysResult {
         if max == 0 {
             return Ok(0);
         }
         if self.nests.load(Relaxed) {
             settle_all();
         }
-        let n = self.kernel_wait(evs, max as c_int, timeout_ns, mask)?;
+        let n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
         if n > 0 && timeout_ns != 0 && self.nests.load(Relaxed) {
             // A set in this one may have been woken for nothing: what is left after a second look is true.
             settle_all();
-            return self.ask_kernel(evs, max, 0, core::ptr::null());
+            return self.look_kernel(evs, max);
         }
         let kept = self.without_token(evs, n);
         if kept < n && self.exposed.load(Relaxed) {
@@ -181,11 +198,16 @@ impl Set {
         Ok(kept)
     }
 
+    /// The same without waiting.
+    fn look_kernel(&self, evs: *mut epoll_event, max: usize) -> SysResult {
+        self.ask_kernel(evs, max, 0, core::ptr::null(), None)
+    }
+
     /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
     fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
-        let kernel = |at: usize| self.ask_kernel(after(at), max - at, 0, core::ptr::null()).unwrap_or(0);
+        let kernel = |at: usize| self.look_kernel(after(at), max - at).unwrap_or(0);
         let round = self.new_round();
         if self.kernel_first.swap(false, Relaxed) {
             let n = kernel(0);
@@ -244,17 +266,22 @@ impl Set {
         /// A kernel's fd is looked at when rings are busy at least this often.
         const KERNEL_EVERY_NS: i64 = 3_000;
         let max = max as usize;
+        let since = Since::now();
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         loop {
             if self.managed.load(SeqCst) == 0 {
                 self.unaware.fetch_add(1, SeqCst);
-                let n = self.ask_kernel(evs, max, left(), mask);
-                let others = self.unaware.fetch_sub(1, SeqCst) > 1;
-                if others && self.managed.load(SeqCst) > 0 {
-                    // They sleep without being counted at the bell, which wakes one of them at a time.
-                    bell::ring(self.bell.load(Acquire));
-                }
+                let mut end = || {
+                    let others = self.unaware.fetch_sub(1, SeqCst) > 1;
+                    if others && self.managed.load(SeqCst) > 0 {
+                        // They sleep without being counted at the bell, which wakes one of them at a time.
+                        bell::ring(self.bell.load(Acquire));
+                    }
+                };
+                let how = Sleep { since, any: true, if_left: &mut end };
+                let n = self.ask_kernel(evs, max, left(), mask, Some(how));
+                end();
                 let n = n?;
                 if n > 0 || left() == 0 {
                     return Ok(n as isize);
@@ -289,7 +316,7 @@ impl Set {
             let hit = wait.spin(
                 || self.listed.load(SeqCst) > 0 || link::any_hints(b),
                 || {
-                    kernel = self.ask_kernel(evs, max, 0, core::ptr::null()).unwrap_or(0);
+                    kernel = self.look_kernel(evs, max).unwrap_or(0);
                     kernel > 0 || (deadline > 0 && now_ns() >= deadline)
                 },
             );
@@ -298,7 +325,8 @@ impl Set {
                 bell::sleep_begin(b);
                 link::drain_hints(b);
                 if self.listed.load(SeqCst) == 0 {
-                    asleep = self.ask_kernel(evs, max, left(), mask);
+                    let how = Sleep { since, any: true, if_left: &mut || bell::sleep_end(b) };
+                    asleep = self.ask_kernel(evs, max, left(), mask, Some(how));
                 }
                 bell::sleep_end(b);
             }
@@ -315,7 +343,7 @@ impl Set {
             if hit && kernel == 0 && n > 0 {
                 // What else became ready while we span.
                 // SAFETY: as above.
-                n += self.ask_kernel(unsafe { evs.add(n) }, max - n, 0, core::ptr::null()).unwrap_or(0);
+                n += self.look_kernel(unsafe { evs.add(n) }, max - n).unwrap_or(0);
             }
             if n > 0 {
                 wait.end();

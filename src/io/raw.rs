@@ -9,12 +9,14 @@ pub(super) fn recv_raw(
     b: &mut Bufs,
     mut msg: Option<&mut msghdr>,
     flags: c_int,
-    may_wait: bool,
+    (may_wait, since): (bool, Since),
 ) -> Step {
     note_call(conn, may_wait);
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut deadline = 0;
     let mut waited = false;
+    // What the kernel goes on with after a handler with `SA_RESTART`, and what not.
+    let any = |b: &Bufs| b.skip > 0 || conn.rcvtimeo.load(Relaxed) > 0;
     loop {
         if may_wait {
             stand_back(conn);
@@ -26,7 +28,7 @@ pub(super) fn recv_raw(
         if gentle && slow > 0 && !waited && b.len() > 0 {
             waited = true;
             conn.slow.store(slow - 1, Relaxed);
-            if let Err(e) = peek_wait(fd, conn) {
+            if let Err(e) = peek_wait(fd, conn, any(b), since) {
                 return Step::Return(Outcome::Fail(e));
             }
         }
@@ -35,7 +37,9 @@ pub(super) fn recv_raw(
             leave_kernel(conn, &conn.rx_inflight);
             return Step::Again;
         }
-        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how);
+        let mut if_left = || leave_kernel(conn, &conn.rx_inflight);
+        let sleep = (may_wait && !gentle).then_some(Sleep { since, any: any(b), if_left: &mut if_left });
+        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
                 conn.rx_tcp.fetch_add(n as u64, Relaxed);
@@ -49,7 +53,7 @@ pub(super) fn recv_raw(
                 if timeout > 0 && deadline == 0 {
                     deadline = now_ns() + timeout;
                 }
-                if let Err(e) = pause(deadline) {
+                if let Err(e) = pause(deadline, since) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -63,7 +67,7 @@ pub(super) fn recv_raw(
             Err(libc::EAGAIN) if gentle => {
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
-                if let Err(e) = peek_wait(fd, conn) {
+                if let Err(e) = peek_wait(fd, conn, any(b), since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -82,13 +86,19 @@ fn hung_up(fd: c_int) -> bool {
 }
 
 /// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.
-pub(super) fn pause(deadline: i64) -> Result<(), Errno> {
+pub(super) fn pause(deadline: i64, since: Since) -> Result<(), Errno> {
     if deadline > 0 && now_ns() >= deadline {
         return Err(libc::EAGAIN);
     }
     let ts = crate::sync::timespec_of(200_000);
+    let any = deadline > 0;
+    let how = Sleep { since, any, if_left: &mut || () };
     // SAFETY: `ts` is readable.
-    unsafe { sys!(libc::SYS_nanosleep, &ts, 0) }.map(|_| ())
+    match unsafe { signals::sleep(libc::SYS_nanosleep, [&raw const ts as usize, 0, 0, 0, 0, 0], how) } {
+        // This one the kernel never goes on with by itself.
+        Err(libc::EINTR) if !since.is_over(any) => Ok(()),
+        r => r.map(|_| ()),
+    }
 }
 
 /// A thread is inside the kernel no more with a call that is counted.
@@ -106,20 +116,22 @@ fn stand_back(conn: &Conn) {
         let epoch = conn.epoch.load(SeqCst);
         if conn.hold.load(SeqCst) {
             conn.fut_rx.fetch_add(1, SeqCst);
-            let _ = futex_wait(&conn.epoch, epoch, 5_000_000);
+            let _ = crate::sync::futex_wait(&conn.epoch, epoch, 5_000_000);
             conn.fut_rx.fetch_sub(1, SeqCst);
         }
     }
 }
 
-/// Waits in the kernel, with its own rules for signals and timeouts, until something can be read or the
-/// connection is managed.
-fn peek_wait(fd: c_int, conn: &Conn) -> Result<(), Errno> {
+/// Waits in the kernel, with its own rules for timeouts, until something can be read or the connection is
+/// managed. `any`: every handler ends the call.
+fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errno> {
     conn.peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         let mut byte = 0u8;
+        let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
+        let how = Sleep { since, any, if_left: &mut || end_peek(conn) };
         // SAFETY: one writable byte.
-        unsafe { sys::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) }.map(|_| ())
+        unsafe { signals::sleep(libc::SYS_recvfrom, args, how) }.map(|_| ())
     } else {
         Ok(())
     };
@@ -138,8 +150,15 @@ pub fn end_peek(conn: &Conn) {
 /// How much a call that may wait gives the kernel at once: it can be called out after each such piece.
 const RAW_PIECE: usize = 64 << 10;
 
-pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
+pub(super) fn send_raw(
+    fd: c_int,
+    conn: &'static Conn,
+    b: &mut Bufs,
+    flags: c_int,
+    (may_wait, since): (bool, Since),
+) -> Step {
     note_call(conn, may_wait);
+    let timed = conn.sndtimeo.load(Relaxed) > 0;
     loop {
         if may_wait {
             stand_back(conn);
@@ -154,7 +173,9 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
-        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more);
+        let mut if_left = || leave_kernel(conn, &conn.tx_inflight);
+        let how = may_wait.then_some(Sleep { since, any: timed || b.skip > 0, if_left: &mut if_left });
+        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more, how);
         if let Ok(n) = r {
             conn.tx_tcp.fetch_add(n as u64, Relaxed);
             conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);

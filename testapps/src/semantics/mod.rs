@@ -4,8 +4,10 @@
 
 mod basic;
 mod bulk;
+mod cancel;
 pub mod cx;
 mod ends;
+mod handlers;
 mod procs;
 mod signals;
 mod threads;
@@ -21,8 +23,17 @@ use std::time::{Duration, Instant};
 pub type Check = (&'static str, fn(&mut Cx) -> Res);
 
 fn all() -> Vec<Check> {
-    let lists =
-        [basic::CHECKS, ends::CHECKS, waiting::CHECKS, signals::CHECKS, threads::CHECKS, procs::CHECKS, bulk::CHECKS];
+    let lists = [
+        basic::CHECKS,
+        ends::CHECKS,
+        waiting::CHECKS,
+        signals::CHECKS,
+        handlers::CHECKS,
+        cancel::CHECKS,
+        threads::CHECKS,
+        procs::CHECKS,
+        bulk::CHECKS,
+    ];
     lists.concat()
 }
 

@@ -1,0 +1,120 @@
+//! The sleep of a call that has to wait for the other end of a ring.
+
+use super::*;
+use crate::sync::{full_fence, timespec_of, WaitV};
+use core::sync::atomic::AtomicBool;
+
+/// Sleeps until the connection may be readable (or writable). `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
+/// `begun`: some bytes are transferred already, so that every signal ends the call.
+pub(super) fn wait(
+    fd: c_int,
+    conn: &Conn,
+    to_write: bool,
+    deadline: i64,
+    begun: bool,
+    since: Since,
+) -> Result<(), Errno> {
+    let (bits, count): (u32, &AtomicU32) = if to_write { (FUTEX_TX, &conn.fut_tx) } else { (FUTEX_RX, &conn.fut_rx) };
+    let first = conn.epoch.load(SeqCst);
+    let changed = || conn.epoch.load(SeqCst) != first;
+    let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
+    let w = Wait::begin();
+    if w.spin(ready, || deadline > 0 && now_ns() >= deadline) {
+        w.end();
+        return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
+    }
+    count.fetch_add(1, SeqCst);
+    let r = loop {
+        let epoch = conn.epoch.load(SeqCst);
+        let (word, value) = match conn.peer() {
+            Some(p) => (&raw const p.wake, p.wake.load(SeqCst)),
+            None => (&raw const conn.epoch, epoch),
+        };
+        if let Some(own) = conn.own() {
+            if to_write {
+                let mut tx = conn.lock_tx();
+                own.tx_goal.store(tx.ring().goal(), Relaxed);
+            }
+            own.want.fetch_or(bits, SeqCst);
+        }
+        full_fence();
+        if !table::is(fd, conn) {
+            break Err(libc::EBADF);
+        }
+        if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
+            break Ok(());
+        }
+        if deadline > 0 && now_ns() >= deadline {
+            break Err(libc::EAGAIN);
+        }
+        let r = futex_sleep([(word, value), (&raw const conn.epoch, epoch)], conn.is_inherited(), deadline, {
+            // With a timeout the kernel does not go on after a handler, whatever that asked for.
+            Sleep { since, any: deadline > 0 || begun, if_left: &mut || woken(conn, bits, count) }
+        });
+        if conn.is_inherited() {
+            // The background thread that watches it is another process's, which may have let go of it.
+            pump::quick(conn);
+        }
+        if r == Err(libc::EINTR) {
+            break Err(libc::EINTR);
+        }
+    };
+    woken(conn, bits, count);
+    if r.is_ok() {
+        w.end();
+    }
+    r
+}
+
+/// A thread sleeps no more.
+fn woken(conn: &Conn, bits: u32, count: &AtomicU32) {
+    if count.fetch_sub(1, SeqCst) == 1 {
+        if let Some(own) = conn.own() {
+            own.want.fetch_and(!bits, SeqCst);
+            // Somebody may have begun to wait between the two.
+            if count.load(SeqCst) > 0 {
+                own.want.fetch_or(bits, SeqCst);
+            }
+        }
+    }
+}
+
+/// Sleeps while both words have their values; in `slices` for 20 ms at most.
+fn futex_sleep(words: [(*const AtomicU32, u32); 2], slices: bool, deadline: i64, mut how: Sleep) -> sys::SysResult {
+    static NO_WAITV: AtomicBool = AtomicBool::new(false);
+    if !NO_WAITV.load(Relaxed) {
+        let until = if slices { now_ns() + 20_000_000 } else { deadline };
+        let until = if slices && deadline > 0 { until.min(deadline) } else { until };
+        let ts = timespec_of(until);
+        let tsp = if until > 0 { &raw const ts as usize } else { 0 };
+        let list = words.map(|(w, v)| WaitV::new(w, v));
+        let args = [list.as_ptr() as usize, 2, 0, tsp, libc::CLOCK_MONOTONIC as usize, 0];
+        // SAFETY: the words are mapped for as long as the caller holds its connection; `list` and `ts` outlive
+        // the call. 449 is futex_waitv.
+        match unsafe { signals::sleep(449, args, how.again()) } {
+            Err(libc::ENOSYS) => NO_WAITV.store(true, Relaxed),
+            r => return r,
+        }
+    }
+    // In slices, because something may happen here that does not change the first word.
+    let ns = if deadline > 0 { (deadline - now_ns()).clamp(0, 10_000_000) } else { 10_000_000 };
+    let ts = timespec_of(ns);
+    let args = [words[0].0 as usize, libc::FUTEX_WAIT as usize, words[0].1 as usize, &raw const ts as usize, 0, 0];
+    // SAFETY: as above.
+    unsafe { signals::sleep(libc::SYS_futex, args, how) }
+}
+
+/// Without the lock where the ring tells.
+#[inline]
+fn quickly_readable(conn: &Conn) -> bool {
+    if conn.end.load(Relaxed) != 0 {
+        return conn.readable();
+    }
+    match (conn.own(), conn.peer()) {
+        // Only where both directions are on the ring, and stay there, do the cursors alone tell.
+        (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
+            peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
+        }
+        _ => conn.readable(),
+    }
+}

@@ -1,0 +1,487 @@
+//! Signals: handlers that may use the library in the middle of its own work, calls that they interrupt,
+//! and threads that are cancelled.
+//!
+//! A program's handler may do anything to the very connection whose lock its thread holds. It could neither
+//! wait for that lock nor do without it. So handlers are installed behind one of ours ([`entry`]), which
+//! looks whether the thread is in a critical section. If so, it sends the signal to the thread again, blocks
+//! all signals there, and returns; at the end of the section the mask is put back, and the kernel delivers
+//! what has come. No handler ever sees a lock held, or jumps out of a section that is half done.
+//!
+//! It also counts the handlers that have run, so that a call of ours that has not got round to sleeping in
+//! the kernel ends with `EINTR` where the kernel's call would have. The last moment before the sleep is
+//! closed by [`sleep`]: where the handler finds the thread between the look at the count and the system
+//! call, it moves it past the call.
+//!
+//! Handlers of faults (`SIGSEGV` and the like) are none of our business, nor are those that a program
+//! installs by system calls of its own: those that interrupt a critical section get `EAGAIN` from the
+//! connection.
+
+use crate::process;
+use crate::sync::Lock;
+use crate::sys::{sys, SysResult};
+use crate::thread::{me, Thread};
+use core::arch::global_asm;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use libc::{c_int, c_long, siginfo_t};
+
+/// One more than the highest signal.
+const SIGNALS: usize = 65;
+/// All signals but faults, which cannot be put off.
+const MAY_BLOCK: u64 = !(bit(libc::SIGSEGV)
+    | bit(libc::SIGBUS)
+    | bit(libc::SIGFPE)
+    | bit(libc::SIGILL)
+    | bit(libc::SIGTRAP)
+    | bit(libc::SIGSYS));
+
+/// The program's handlers, and the flags that it gave.
+static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
+static FLAGS: [AtomicU32; SIGNALS] = [const { AtomicU32::new(0) }; SIGNALS];
+/// Guards changes of the two together with the kernel's.
+static LOCK: Lock = Lock::new();
+
+const fn bit(sig: c_int) -> u64 {
+    1 << (sig - 1)
+}
+
+/// An action as the kernel has it.
+#[repr(C)]
+struct Action {
+    handler: usize,
+    flags: u64,
+    #[cfg(target_arch = "x86_64")]
+    restorer: usize,
+    mask: u64,
+}
+
+fn kernel_action(sig: c_int, new: Option<&Action>, old: Option<&mut Action>) -> SysResult {
+    let new = new.map_or(core::ptr::null(), |a| a as *const Action);
+    let old = old.map_or(core::ptr::null_mut(), |a| a as *mut Action);
+    // SAFETY: both are null or valid; 8 is the size of the kernel's mask.
+    unsafe { sys!(libc::SYS_rt_sigaction, sig, new, old, 8) }
+}
+
+/// Whether we stand before the program's handlers of `sig`.
+fn is_ours(sig: c_int) -> bool {
+    (1..SIGNALS as c_int).contains(&sig) && MAY_BLOCK & bit(sig) != 0 && process::is_active() && !process::is_guest()
+}
+
+fn is_handler(h: usize) -> bool {
+    h != libc::SIG_DFL && h != libc::SIG_IGN && h != libc::SIG_ERR && h != entry as *const () as usize
+}
+
+/// `sigaction(2)`; `real` is libc's.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn sigaction(
+    sig: c_int,
+    act: *const libc::sigaction,
+    old: *mut libc::sigaction,
+    real: impl Fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
+) -> c_int {
+    if !is_ours(sig) {
+        let r = real(sig, act, old);
+        if r == 0 {
+            // A child of `vfork` sees what its parent has installed.
+            // SAFETY: written by libc just now, unless null.
+            unsafe { show(sig, old) };
+        }
+        return r;
+    }
+    let i = sig as usize;
+    let _g = LOCK.lock();
+    let was = (HANDLERS[i].load(Relaxed), FLAGS[i].load(Relaxed));
+    // SAFETY: null or readable, by the caller's promise.
+    let r = match unsafe { act.as_ref() } {
+        Some(a) if is_handler(a.sa_sigaction) => {
+            let mut a = *a;
+            HANDLERS[i].store(a.sa_sigaction, Relaxed);
+            FLAGS[i].store(a.sa_flags as u32, Relaxed);
+            a.sa_sigaction = entry as *const () as usize;
+            a.sa_flags |= libc::SA_SIGINFO;
+            let r = real(sig, &a, old);
+            if r != 0 {
+                HANDLERS[i].store(was.0, Relaxed);
+                FLAGS[i].store(was.1, Relaxed);
+            }
+            r
+        }
+        _ => real(sig, act, old),
+    };
+    if r == 0 {
+        // SAFETY: as above.
+        unsafe { show_as(old, was) };
+    }
+    r
+}
+
+/// Puts the program's own handler where libc has written ours.
+///
+/// # Safety
+/// `old` is null or valid.
+unsafe fn show(sig: c_int, old: *mut libc::sigaction) {
+    if let Some(i) = usize::try_from(sig).ok().filter(|i| *i < SIGNALS) {
+        // SAFETY: the caller's promise.
+        unsafe { show_as(old, (HANDLERS[i].load(Relaxed), FLAGS[i].load(Relaxed))) };
+    }
+}
+
+unsafe fn show_as(old: *mut libc::sigaction, was: (usize, u32)) {
+    // SAFETY: null or valid, by the caller's promise.
+    if let Some(o) = unsafe { old.as_mut() }.filter(|o| o.sa_sigaction == entry as *const () as usize) {
+        o.sa_sigaction = was.0;
+        o.sa_flags = o.sa_flags & !libc::SA_SIGINFO | was.1 as c_int & libc::SA_SIGINFO;
+    }
+}
+
+/// `signal(3)` and its kin, which have libc install a handler in a way of their own: `real` does it, and we
+/// step before it. Returns what `real` returned, as the program knows it.
+pub fn adopting(sig: c_int, real: impl FnOnce() -> usize) -> usize {
+    if !is_ours(sig) {
+        return real();
+    }
+    let i = sig as usize;
+    let _g = LOCK.lock();
+    let was = HANDLERS[i].load(Relaxed);
+    let r = real();
+    let mut k = Action {
+        handler: 0,
+        flags: 0,
+        #[cfg(target_arch = "x86_64")]
+        restorer: 0,
+        mask: 0,
+    };
+    if kernel_action(sig, None, Some(&mut k)).is_ok() {
+        if is_handler(k.handler) {
+            HANDLERS[i].store(k.handler, Relaxed);
+            FLAGS[i].store(k.flags as u32, Relaxed);
+            k.handler = entry as *const () as usize;
+            k.flags |= libc::SA_SIGINFO as u64;
+            let _ = kernel_action(sig, Some(&k), None);
+        } else if k.handler == entry as *const () as usize {
+            // `siginterrupt` changes the flags only.
+            let keep = FLAGS[i].load(Relaxed) & libc::SA_SIGINFO as u32;
+            FLAGS[i].store(k.flags as u32 & !(libc::SA_SIGINFO as u32) | keep, Relaxed);
+        }
+    }
+    if r == entry as *const () as usize {
+        was
+    } else {
+        r
+    }
+}
+
+/// What the kernel calls instead of the program's handler.
+unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let i = sig as usize % SIGNALS;
+    let (handler, flags) = (HANDLERS[i].load(Relaxed), FLAGS[i].load(Relaxed) as c_int);
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the kernel's arguments.
+    let put_off = me(|t| t.is_critical() && unsafe { put_off(t, sig, info, context, flags) });
+    if put_off || !is_handler(handler) {
+        return;
+    }
+    me(|t| {
+        t.handled.fetch_add(1, Relaxed);
+        if flags & libc::SA_RESTART == 0 {
+            t.hard.fetch_add(1, Relaxed);
+        }
+        if flags & libc::SA_RESTART == 0 || t.any.get() {
+            // SAFETY: the kernel's argument.
+            unsafe { skip_sleep(context) };
+        }
+    });
+    // SAFETY: the program gave this function for a handler. Without `SA_SIGINFO` it looks at fewer arguments.
+    unsafe {
+        let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = core::mem::transmute(handler);
+        handler(sig, info, context.cast());
+    }
+}
+
+/// Has the signal come again when the critical section is over. False: it cannot be kept.
+///
+/// # Safety
+/// The arguments are the kernel's.
+#[cold]
+unsafe fn put_off(t: &Thread, sig: c_int, info: *mut siginfo_t, context: *mut libc::ucontext_t, flags: c_int) -> bool {
+    // SAFETY: the kernel's own mask lies there, in 8 bytes.
+    let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
+    let all = MAY_BLOCK;
+    let mut now = 0u64;
+    // A child of `vfork` may be here too: ask for both ids.
+    // SAFETY: no pointers but to our own words and the kernel's own record.
+    unsafe {
+        let _ = sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, &mut now, 8);
+        let (pid, tid) = (sys!(libc::SYS_getpid).unwrap_or(0), sys!(libc::SYS_gettid).unwrap_or(0));
+        if flags & libc::SA_RESETHAND != 0 {
+            // The kernel has reset it already; it is to be delivered once.
+            let mut k = core::mem::zeroed::<Action>();
+            if kernel_action(sig, None, Some(&mut k)).is_ok() && k.handler == libc::SIG_DFL {
+                k.handler = entry as *const () as usize;
+                let _ = kernel_action(sig, Some(&k), None);
+            }
+        }
+        if sys!(libc::SYS_rt_tgsigqueueinfo, pid, tid, sig, info).is_err() {
+            let _ = sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &now, 0, 8);
+            return false;
+        }
+    }
+    // Of handlers that came one upon the other the first one ends last, and knows what was before all.
+    t.put_off(*mask);
+    *mask |= all;
+    true
+}
+
+// ------------------------------------------------------------------ sleeping
+
+/// How many handlers had run in the thread when its call began.
+#[derive(Debug, Clone, Copy)]
+pub struct Since {
+    handled: u32,
+    hard: u32,
+}
+
+impl Since {
+    /// A call begins.
+    #[inline]
+    pub fn now() -> Since {
+        me(|t| Since { handled: t.handled.load(Relaxed), hard: t.hard.load(Relaxed) })
+    }
+
+    /// Whether a handler has run meanwhile that ends a call: one without `SA_RESTART`, or, with `any`, any.
+    pub fn is_over(&self, any: bool) -> bool {
+        let now = Since::now();
+        now.hard != self.hard || any && now.handled != self.handled
+    }
+}
+
+/// How a system call may sleep.
+pub struct Sleep<'a> {
+    /// When the program's call began.
+    pub since: Since,
+    /// Every handler ends it, also one with `SA_RESTART`.
+    pub any: bool,
+    /// Called if the thread does not come back: it is cancelled, or a handler jumps out.
+    pub if_left: &'a mut dyn FnMut(),
+}
+
+impl Sleep<'_> {
+    /// The same, for one of several attempts.
+    pub fn again(&mut self) -> Sleep<'_> {
+        Sleep { since: self.since, any: self.any, if_left: &mut *self.if_left }
+    }
+}
+
+/// A system call that may sleep as `how` says, or that does not sleep.
+///
+/// # Safety
+/// As for the system call. If it may sleep, no lock is held.
+pub unsafe fn call(how: Option<Sleep>, n: c_long, args: [usize; 6]) -> SysResult {
+    match how {
+        // SAFETY: the caller's promise.
+        Some(s) => unsafe { sleep(n, args, s) },
+        // SAFETY: the caller's promise.
+        None => unsafe { crate::sys::syscall6(n, args[0], args[1], args[2], args[3], args[4], args[5]) },
+    }
+}
+
+/// A system call's number and arguments, for the assembly below.
+#[repr(C)]
+struct Call([usize; 7]);
+
+extern "C" {
+    /// Makes the system call unless `*count != seen`.
+    fn ringsock_sleep(call: *const Call, count: *const u32, seen: u32) -> isize;
+    /// From here ...
+    static ringsock_sleep_look: u8;
+    /// ... to before here a handler leaves the thread that is not to sleep any more ...
+    static ringsock_sleep_done: u8;
+    /// ... by going on here.
+    static ringsock_sleep_ended: u8;
+}
+
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .text.ringsock_sleep, \"ax\", @progbits",
+    ".globl ringsock_sleep, ringsock_sleep_look, ringsock_sleep_done, ringsock_sleep_ended",
+    ".hidden ringsock_sleep, ringsock_sleep_look, ringsock_sleep_done, ringsock_sleep_ended",
+    ".type ringsock_sleep, @function",
+    "ringsock_sleep:",
+    ".cfi_startproc",
+    "mov rcx, rdi",
+    "ringsock_sleep_look:",
+    "cmp dword ptr [rsi], edx",
+    "jne ringsock_sleep_ended",
+    "mov rax, [rcx]",
+    "mov rdi, [rcx + 8]",
+    "mov rsi, [rcx + 16]",
+    "mov rdx, [rcx + 24]",
+    "mov r10, [rcx + 32]",
+    "mov r8, [rcx + 40]",
+    "mov r9, [rcx + 48]",
+    "syscall",
+    "ringsock_sleep_done:",
+    "ret",
+    "ringsock_sleep_ended:",
+    "mov rax, -4",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_sleep, . - ringsock_sleep",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.ringsock_sleep, \"ax\", @progbits",
+    ".globl ringsock_sleep, ringsock_sleep_look, ringsock_sleep_done, ringsock_sleep_ended",
+    ".hidden ringsock_sleep, ringsock_sleep_look, ringsock_sleep_done, ringsock_sleep_ended",
+    ".type ringsock_sleep, @function",
+    "ringsock_sleep:",
+    ".cfi_startproc",
+    "mov x9, x0",
+    "ringsock_sleep_look:",
+    "ldr w10, [x1]",
+    "cmp w10, w2",
+    "b.ne ringsock_sleep_ended",
+    "ldp x8, x0, [x9]",
+    "ldp x1, x2, [x9, #16]",
+    "ldp x3, x4, [x9, #32]",
+    "ldr x5, [x9, #48]",
+    "svc #0",
+    "ringsock_sleep_done:",
+    "ret",
+    "ringsock_sleep_ended:",
+    "mov x0, #-4",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_sleep, . - ringsock_sleep",
+    ".popsection",
+);
+
+/// A handler has interrupted the thread just before it sleeps, or in a sleep that the kernel would go on
+/// with: it is not to sleep.
+///
+/// # Safety
+/// `context` is what the kernel gave to a handler.
+unsafe fn skip_sleep(context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel's record of the registers.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        let pc = &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize];
+        #[cfg(target_arch = "aarch64")]
+        let pc = &mut (*context).uc_mcontext.pc;
+        let at = *pc as usize;
+        if ((&raw const ringsock_sleep_look) as usize..(&raw const ringsock_sleep_done) as usize).contains(&at) {
+            *pc = (&raw const ringsock_sleep_ended) as usize as _;
+        }
+    }
+}
+
+/// A piece of work to be done if the thread never comes back from its sleep.
+#[repr(C)]
+struct Cleanup {
+    routine: unsafe extern "C" fn(*mut c_void),
+    arg: *mut c_void,
+    canceltype: c_int,
+    prev: *mut Cleanup,
+}
+
+extern "C" {
+    fn _pthread_cleanup_push(buffer: *mut Cleanup, routine: unsafe extern "C" fn(*mut c_void), arg: *mut c_void);
+    fn _pthread_cleanup_pop(buffer: *mut Cleanup, execute: c_int);
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+    fn pthread_testcancel();
+}
+
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+
+struct Undo<'a> {
+    undo: &'a mut dyn FnMut(),
+    kind: c_int,
+}
+
+unsafe extern "C" fn undo(arg: *mut c_void) {
+    // SAFETY: `sleep`'s own record, in a frame that is being left and still there.
+    let u = unsafe { &mut *arg.cast::<Undo>() };
+    (u.undo)();
+    // SAFETY: no pointers.
+    unsafe { pthread_setcanceltype(u.kind, core::ptr::null_mut()) };
+}
+
+/// Makes a system call that may sleep, and in which the thread may be cancelled. No lock may be held.
+///
+/// `EINTR` if a handler has run that ends it, see [`Sleep`], although it was before the system call.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
+    let Sleep { since, any, if_left } = how;
+    let call = Call([n as usize, args[0], args[1], args[2], args[3], args[4], args[5]]);
+    let mut was = false;
+    let (count, seen, cancellable) = me(|t| {
+        was = t.any.replace(any);
+        let (count, seen) = if any { (&t.handled, since.handled) } else { (&t.hard, since.hard) };
+        (count.as_ptr().cast_const(), seen, !t.uncancellable.get())
+    });
+    let mut u = Undo { undo: if_left, kind: 0 };
+    let mut buffer = Cleanup { routine: undo, arg: core::ptr::null_mut(), canceltype: 0, prev: core::ptr::null_mut() };
+    // SAFETY: `buffer` and `u` live until the pop; the counter is this thread's own; the caller vouches for
+    // the system call's arguments. Nothing here needs to be dropped.
+    let r = unsafe {
+        _pthread_cleanup_push(&mut buffer, undo, (&raw mut u).cast());
+        if cancellable {
+            pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &mut u.kind);
+        }
+        let r = ringsock_sleep(&call, count, seen);
+        if cancellable {
+            pthread_setcanceltype(u.kind, core::ptr::null_mut());
+        }
+        _pthread_cleanup_pop(&mut buffer, 0);
+        r
+    };
+    me(|t| t.any.set(was));
+    if (-4095..0).contains(&r) {
+        Err(-r as i32)
+    } else {
+        Ok(r as usize)
+    }
+}
+
+// --------------------------------------------------------------- cancellation
+
+/// Some thread has been cancelled, so that calls have to look.
+static CANCELS: AtomicBool = AtomicBool::new(false);
+
+/// `pthread_cancel(3)` is about to be called.
+pub fn cancelling() {
+    CANCELS.store(true, SeqCst);
+}
+
+/// A cancellation point: the thread ends here if it has been cancelled. Nothing may be left to drop.
+#[inline(always)]
+pub fn point() {
+    if CANCELS.load(Relaxed) {
+        test_cancel();
+    }
+}
+
+#[cold]
+fn test_cancel() {
+    // SAFETY: no frame of ours has anything to drop.
+    unsafe { pthread_testcancel() };
+}
+
+/// Runs a call that is no cancellation point.
+pub fn uncancellable<R>(f: impl FnOnce() -> R) -> R {
+    let was = me(|t| t.uncancellable.replace(true));
+    let r = f();
+    me(|t| t.uncancellable.set(was));
+    r
+}
+
+/// In a forked child: whoever held the lock is not here.
+pub fn reset_after_fork() {
+    LOCK.reset_after_fork();
+}

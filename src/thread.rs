@@ -1,0 +1,136 @@
+//! What a thread knows of itself.
+//!
+//! A signal handler may run in the middle of anything and may call us again.
+//! So while a thread holds a lock of the library (or is in the allocator for
+//! it), handlers are put off until it does not: see [`crate::signals`].
+
+use crate::sys::sys;
+use core::cell::Cell;
+use core::sync::atomic::{compiler_fence, AtomicU32, Ordering::SeqCst};
+
+/// A thread's own words.
+pub struct Thread {
+    tid: Cell<u32>,
+    /// How many critical sections it is in, one inside the other.
+    depth: Cell<u32>,
+    /// A signal was put off; all are blocked.
+    deferred: Cell<bool>,
+    /// The signal mask to go back to then.
+    mask: Cell<u64>,
+    /// Handlers that have run.
+    pub(crate) handled: AtomicU32,
+    /// Those of them without `SA_RESTART`.
+    pub(crate) hard: AtomicU32,
+    /// The system call in which it sleeps is ended by every signal.
+    pub(crate) any: Cell<bool>,
+    /// Its call came by `syscall()`, which is no cancellation point.
+    pub(crate) uncancellable: Cell<bool>,
+}
+
+thread_local! {
+    // Without a destructor, so that it can be used by handlers and to the thread's very end.
+    static ME: Thread = const {
+        Thread {
+            tid: Cell::new(0),
+            depth: Cell::new(0),
+            deferred: Cell::new(false),
+            mask: Cell::new(0),
+            handled: AtomicU32::new(0),
+            hard: AtomicU32::new(0),
+            any: Cell::new(false),
+            uncancellable: Cell::new(false),
+        }
+    };
+}
+
+/// Calls `f` with the calling thread's words.
+#[inline(always)]
+pub(crate) fn me<R>(f: impl FnOnce(&Thread) -> R) -> R {
+    ME.with(f)
+}
+
+impl Thread {
+    #[inline]
+    fn id(&self) -> u32 {
+        match self.tid.get() {
+            0 => {
+                // SAFETY: gettid has no preconditions.
+                let v = unsafe { sys!(libc::SYS_gettid) }.unwrap_or(1) as u32;
+                self.tid.set(v);
+                v
+            }
+            v => v,
+        }
+    }
+
+    /// Whether it is in a critical section.
+    pub(crate) fn is_critical(&self) -> bool {
+        self.depth.get() > 0
+    }
+
+    /// A signal was put off, and all are blocked: `mask` is to be put back at the end of the section.
+    pub(crate) fn put_off(&self, mask: u64) {
+        self.mask.set(mask);
+        self.deferred.set(true);
+    }
+}
+
+/// The calling thread's id, cached.
+#[inline]
+pub fn tid() -> u32 {
+    me(Thread::id)
+}
+
+/// After fork: the cached id is the parent's.
+pub fn forget_tid() {
+    me(|t| t.tid.set(0));
+}
+
+/// Begins a critical section; returns the thread's id.
+#[inline]
+pub(crate) fn enter() -> u32 {
+    me(|t| {
+        t.depth.set(t.depth.get() + 1);
+        compiler_fence(SeqCst);
+        t.id()
+    })
+}
+
+/// Ends a critical section, and lets signals that came in it have their handlers.
+#[inline]
+pub(crate) fn leave() {
+    me(|t| {
+        compiler_fence(SeqCst);
+        let depth = t.depth.get() - 1;
+        t.depth.set(depth);
+        compiler_fence(SeqCst);
+        if depth == 0 && t.deferred.get() {
+            deliver(t);
+        }
+    })
+}
+
+#[cold]
+fn deliver(t: &Thread) {
+    t.deferred.set(false);
+    let mask = t.mask.get();
+    // SAFETY: the mask is 8 readable bytes, as the kernel wants it.
+    let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, 0, 8) };
+}
+
+/// A critical section.
+pub(crate) struct Critical;
+
+impl Critical {
+    /// Begins one; it ends when the value is dropped.
+    pub(crate) fn new() -> Critical {
+        enter();
+        Critical
+    }
+}
+
+impl Drop for Critical {
+    fn drop(&mut self) {
+        leave();
+    }
+}
