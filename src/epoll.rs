@@ -62,14 +62,16 @@ struct Item {
     /// Is in [`Inner::moving`].
     moving: bool,
     /// The call that reported it last, see [`Set::rounds`].
-    round: u32,
+    round: u64,
+    /// The last call that began before it became managed: the kernel may have reported it to that one.
+    since: u64,
 }
 
 impl Item {
     fn new(conn: &'static Conn, ev: &epoll_event, managed: bool) -> Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
-        Item { conn, gen, events, data, managed, listed: false, spent: false, moving: false, round: 0 }
+        Item { conn, gen, events, data, managed, listed: false, spent: false, moving: false, round: 0, since: 0 }
     }
 }
 
@@ -120,7 +122,7 @@ pub struct Set {
     /// Threads that sleep here as if nothing were managed.
     unaware: AtomicU32,
     /// Counts calls, so that one that looks twice reports nothing twice.
-    rounds: AtomicU32,
+    rounds: AtomicU64,
     /// When the kernel's fds were looked at last.
     kernel_at: AtomicI64,
 }
@@ -170,7 +172,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             oneshots: AtomicU32::new(0),
             kernel_first: AtomicBool::new(false),
             unaware: AtomicU32::new(0),
-            rounds: AtomicU32::new(0),
+            rounds: AtomicU64::new(0),
             kernel_at: AtomicI64::new(0),
         })),
     };

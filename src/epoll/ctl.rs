@@ -171,6 +171,7 @@ pub fn manage(conn: &Conn) -> bool {
             let dummy = epoll_event { events: 0, u64: 0 };
             let _ = kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
             i.managed = true;
+            i.since = s.rounds.load(Relaxed);
             i.listed = true;
             inner.ready.push_back(key);
             s.listed.store(inner.ready.len() as u32, SeqCst);

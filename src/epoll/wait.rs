@@ -23,12 +23,13 @@ impl Set {
         out
     }
 
-    fn new_round(&self) -> u32 {
-        self.rounds.fetch_add(1, Relaxed).wrapping_add(1)
+    fn new_round(&self) -> u64 {
+        self.rounds.fetch_add(1, Relaxed) + 1
     }
 
-    /// Takes events from the list of items that may be ready, but for those that call `round` has reported.
-    fn harvest(&self, evs: *mut epoll_event, max: usize, round: u32) -> usize {
+    /// Takes events from the list of items that may be ready, but for those that call `round` has reported, or
+    /// the kernel to it.
+    fn harvest(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
         if self.listed.load(SeqCst) == 0 {
             return 0;
         }
@@ -46,7 +47,8 @@ impl Set {
                     let Some(key) = inner.ready.pop_front() else { break };
                     if let Some(i) = inner.items.get_mut(&key) {
                         i.listed = false;
-                        if i.managed && !i.spent && i.round == round {
+                        let told = i.round == round || i.since >= round;
+                        if i.managed && !i.spent && told {
                             i.listed = true;
                             inner.ready.push_back(key);
                             left -= 1;
@@ -204,11 +206,10 @@ impl Set {
     }
 
     /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
-    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool) -> usize {
+    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool, round: u64) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let kernel = |at: usize| self.look_kernel(after(at), max - at).unwrap_or(0);
-        let round = self.new_round();
         if self.kernel_first.swap(false, Relaxed) {
             let n = kernel(0);
             return n + self.harvest(after(n), max - n, round);
@@ -227,7 +228,7 @@ impl Set {
 
     /// For a call that is about to return: rings that were ready before it, but have not come to the list
     /// yet, because the background thread was to be told of them.
-    fn late(&self, evs: *mut epoll_event, max: usize, round: u32) -> usize {
+    fn late(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
         if max == 0 {
             return 0;
         }
@@ -298,7 +299,8 @@ impl Set {
             if due {
                 self.kernel_at.store(now, Relaxed);
             }
-            let n = self.gather(evs, max, due);
+            let round = self.new_round();
+            let n = self.gather(evs, max, due, round);
             if n > 0 {
                 self.show();
                 return Ok(n as isize);
@@ -332,7 +334,7 @@ impl Set {
             }
             let n = kernel + asleep?;
             link::drain_hints(b);
-            let round = self.new_round();
+            let round = if n > 0 { round } else { self.new_round() };
             // SAFETY: `n <= max` events are used.
             let mut n = n + self.harvest(unsafe { evs.add(n) }, max - n, round);
             let over = left() == 0;
