@@ -137,6 +137,8 @@ pub struct Conn {
     pub rx_tcp: AtomicU64,
     /// `SO_RCVLOWAT`.
     pub rcvlowat: AtomicU32,
+    /// How many bytes of the peer's mark were taken out of the TCP stream. Under the receive lock.
+    pub mark_got: AtomicU32,
     /// What the sending ring may grow to, in bytes.
     pub ring_cap: AtomicUsize,
     /// `SO_RCVTIMEO` in ns, 0: none.
@@ -485,7 +487,7 @@ impl Conn {
             RxPath::Armed => match crate::io::front(&mut rx) {
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
-                Front::Mark => {
+                Front::Mark | Front::Part(_) => {
                     // Nothing else will look at it: its arrival was announced together with the bytes before it.
                     self.ask(ask::PUMP);
                     false

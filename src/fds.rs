@@ -385,10 +385,9 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         use crate::switch::RxPath::*;
         match b.rx.path() {
             Ring | RingFinal | Returning => b.rx.ring().waiting() as c_int,
-            Armed => match crate::io::before_mark(c, &b.rx, usize::MAX) {
-                Some((n, true)) if b.rx.ring().is_attached() => n as c_int + b.rx.ring().waiting() as c_int,
-                Some((n, _)) => n as c_int,
-                None => 0,
+            Armed => match crate::io::before_mark(c, &b.rx) {
+                (n, true) if b.rx.ring().is_attached() => n as c_int + b.rx.ring().waiting() as c_int,
+                (n, _) => n as c_int,
             },
             Tcp | Replay => return Outcome::Bypass,
         }

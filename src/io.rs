@@ -255,7 +255,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             r
         }
-        RxPath::Armed => match armed_front(conn, &mut rx, b.len()) {
+        RxPath::Armed => match armed_front(conn, &mut rx) {
             (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
             (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
                 Take::Got(got) if whole && got == n && got < b.len() => {
@@ -270,7 +270,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 }
                 t => t,
             },
-            (Front::Mark, _) => {
+            (Front::Mark | Front::Part(_), _) => {
                 drop(rx);
                 let mut both = conn.lock_both();
                 // Others who wait in the kernel must be woken by the mark; see `pump`.

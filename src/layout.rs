@@ -64,7 +64,9 @@ pub struct Slot {
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
-    _pad0: [u8; 48],
+    /// With [`MARK_BEGUN`]: how many of the program's bytes stand before the mark in the TCP stream, ever.
+    pub mark_at: AtomicU64,
+    _pad0: [u8; 40],
     /// Bytes taken out of the peer's ring, ever.
     pub consumed: AtomicU64,
     _pad1: [u8; 56],

@@ -115,6 +115,7 @@ fn start_mark(b: &mut Both) -> bool {
 /// Before its first byte can arrive, the receiver must be able to see that a mark has begun.
 fn begin_mark(conn: &Conn) {
     if let Some(own) = conn.own() {
+        own.mark_at.store(conn.tx_tcp.load(Relaxed), Relaxed);
         own.flags.fetch_or(MARK_BEGUN, SeqCst);
     }
 }
@@ -235,6 +236,14 @@ fn receive(b: &mut Both, fd: i32) -> bool {
                 take_mark(b, fd);
                 true
             }
+            // The rest may have no room in the socket's buffer until these few bytes have left it.
+            Front::Part(n) if conn.peekers.load(SeqCst) == 0 => {
+                let mut buf = [0u8; MARK_LEN];
+                // SAFETY: `buf` has room; so many bytes were just seen in the socket's queue.
+                let got = unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), n.min(MARK_LEN), QUIET) };
+                conn.mark_got.fetch_add(got.unwrap_or(0) as u32, Relaxed);
+                got.is_ok()
+            }
             Front::End => {
                 ended(b, 0);
                 true
@@ -252,8 +261,9 @@ fn receive(b: &mut Both, fd: i32) -> bool {
 /// The mark stands at the front of the TCP stream: consumes it.
 pub fn take_mark(b: &mut Both, fd: i32) {
     let mut buf = [0u8; MARK_LEN];
+    let missing = MARK_LEN.saturating_sub(b.rx.conn().mark_got.load(Relaxed) as usize);
     // SAFETY: `buf` has room; all of the mark was just seen in the socket's queue.
-    if unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), MARK_LEN, QUIET) } != Ok(MARK_LEN) {
+    if unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), missing, QUIET) } != Ok(missing) {
         reset(b);
         return;
     }

@@ -110,3 +110,16 @@ pub fn scan(window: &[u8], nonce: &Nonce, begun: bool) -> Scan {
         Scan::App(window.len())
     }
 }
+
+/// As [`scan`], for a sender that says where its mark begins: `from` bytes behind the window's front, if it
+/// has begun to write it. Nothing before that is held back.
+pub fn scan_from(window: &[u8], nonce: &Nonce, from: Option<usize>) -> Scan {
+    match (scan(window, nonce, false), from) {
+        (Scan::App(n), Some(from)) if n == window.len() && from < n => match scan(&window[from..], nonce, true) {
+            Scan::App(more) => Scan::App(from + more),
+            _ if from > 0 => Scan::App(from),
+            s => s,
+        },
+        (s, _) => s,
+    }
+}

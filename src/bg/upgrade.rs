@@ -420,6 +420,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     *b.rx.ring() = RxRing::default();
     conn.attach((l as *const Link).cast_mut(), slot, own);
     conn.hinted.store(0, Relaxed);
+    conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);

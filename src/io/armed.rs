@@ -10,7 +10,9 @@ pub enum Front {
     App(usize),
     /// The mark.
     Mark,
-    /// Nothing, or perhaps the first part of a mark.
+    /// So many bytes of the mark; the rest is still to come.
+    Part(usize),
+    /// Nothing.
     Wait,
     /// The end of the stream.
     End,
@@ -20,56 +22,63 @@ pub enum Front {
 
 /// Looks at the TCP stream of an armed connection without taking anything.
 pub fn front(rx: &mut Rx) -> Front {
-    front_of(rx.conn(), rx.nonce())
-}
-
-/// Whether the peer may have begun to write its mark. To be read after the bytes in question: whoever
-/// wrote the first byte of a mark had said so before.
-fn mark_begun(conn: &Conn) -> bool {
-    conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0)
-}
-
-fn front_of(conn: &Conn, nonce: wire::Nonce) -> Front {
+    let (conn, nonce) = (rx.conn(), rx.nonce());
     match peek_front(conn, &nonce) {
         // The stream may have ended there; what was still missing of the mark came before the end.
-        (Front::Wait, true) if sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0 => {
+        Front::Part(_) if sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0 => {
             match peek_front(conn, &nonce) {
-                (Front::Wait, true) => {
-                    conn.fail(libc::ECONNRESET);
-                    Front::Failed(libc::ECONNRESET)
-                }
-                (front, _) => front,
+                Front::Part(_) => lost(conn),
+                front => front,
             }
         }
-        (front, _) => front,
+        Front::End if conn.mark_got.load(Relaxed) > 0 => lost(conn),
+        front => front,
     }
 }
 
-/// What stands at the front, and whether it is the first part of a mark.
-fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> (Front, bool) {
+/// The stream has ended within the mark.
+fn lost(conn: &Conn) -> Front {
+    conn.fail(libc::ECONNRESET);
+    Front::Failed(libc::ECONNRESET)
+}
+
+/// How far behind the front of the TCP stream the peer says that its mark begins, if it may have begun to
+/// write it. To be asked after the bytes in question were seen: whoever wrote the first byte of a mark had
+/// said so before.
+fn mark_from(conn: &Conn) -> Option<usize> {
+    let p = conn.peer().filter(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0)?;
+    Some(p.mark_at.load(Relaxed).saturating_sub(conn.rx_tcp.load(Relaxed)) as usize)
+}
+
+fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
     let mut buf = [0u8; 4096];
+    let got = conn.mark_got.load(Relaxed) as usize;
+    let len = if got > 0 { wire::MARK_LEN.saturating_sub(got) } else { buf.len() };
+    let fd = conn.local().fd.load(Relaxed);
     // SAFETY: `buf` has room.
-    let n = match unsafe {
-        sys::recv(
-            conn.local().fd.load(Relaxed),
-            buf.as_mut_ptr().cast(),
-            buf.len(),
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-        )
-    } {
-        Ok(0) => return (Front::End, false),
+    let n = match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Ok(0) => return Front::End,
         Ok(n) => n,
-        Err(libc::EAGAIN | libc::EINTR) => return (Front::Wait, false),
+        Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
         Err(e) => {
             // The kernel tells it once.
             conn.fail(e);
-            return (Front::Failed(e), false);
+            return Front::Failed(e);
         }
     };
-    match wire::scan(&buf[..n], nonce, mark_begun(conn)) {
-        Scan::App(n) => (Front::App(n), false),
-        Scan::Mark => (Front::Mark, false),
-        Scan::Partial => (Front::Wait, true),
+    if got > 0 {
+        let whole = wire::mark(nonce);
+        return match (buf[..n] == whole[got..got + n], got + n == wire::MARK_LEN) {
+            (true, true) => Front::Mark,
+            (true, false) => Front::Part(n),
+            // No mark after all, and its beginning cannot be given back.
+            (false, _) => lost(conn),
+        };
+    }
+    match wire::scan_from(&buf[..n], nonce, mark_from(conn)) {
+        Scan::App(n) => Front::App(n),
+        Scan::Mark => Front::Mark,
+        Scan::Partial => Front::Part(n),
     }
 }
 
@@ -99,43 +108,22 @@ pub(super) fn armed_peek(fd: c_int, conn: &Conn, rx: &mut Rx, b: Bufs, before: u
     }
 }
 
-/// What stands at the front, with all of `enough` bytes that may be taken at once, and whether the mark is behind it.
-pub(super) fn armed_front(conn: &Conn, rx: &mut Rx, enough: usize) -> (Front, bool) {
-    match before_mark(conn, rx, enough) {
-        Some((n, whole)) if n > 0 => (Front::App(n), whole),
-        _ => (front(rx), false),
+/// What stands at the front, with all that may be taken at once, and whether the mark is behind it.
+pub(super) fn armed_front(conn: &Conn, rx: &mut Rx) -> (Front, bool) {
+    match before_mark(conn, rx) {
+        (0, _) => (front(rx), false),
+        (n, whole) => (Front::App(n), whole),
     }
 }
 
 /// How many bytes of an armed connection's TCP stream are the program's, and whether the whole mark has
-/// come behind them. Looks no further than `enough` bytes and a mark. `None`: not known for lack of memory.
-pub fn before_mark(conn: &Conn, rx: &Rx, enough: usize) -> Option<(usize, bool)> {
-    let fd = conn.local().fd.load(Relaxed);
-    let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-    if there == 0 || !mark_begun(conn) {
-        return Some((there, false));
+/// come behind them. The peer's word for where its mark begins is enough for that: when that place is
+/// reached the mark is looked for in the stream itself.
+pub fn before_mark(conn: &Conn, _rx: &Rx) -> (usize, bool) {
+    let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
+    match (conn.mark_got.load(Relaxed) as usize, mark_from(conn)) {
+        (0, Some(from)) if from < there => (from, there - from >= wire::MARK_LEN),
+        (0, _) => (there, false),
+        (got, _) => (0, there + got >= wire::MARK_LEN),
     }
-    let window = there.min(enough.saturating_add(wire::MARK_LEN));
-    let look = |at: *mut u8| {
-        // SAFETY: the callers' memory has room for `window` bytes.
-        let got = unsafe { sys::recv(fd, at.cast(), window, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
-        // SAFETY: the kernel has just written so many.
-        let bytes = unsafe { core::slice::from_raw_parts(at, got.unwrap_or(0)) };
-        match wire::scan(bytes, &rx.nonce(), true) {
-            Scan::App(n) => (n, wire::scan(&bytes[n..], &rx.nonce(), true) == Scan::Mark),
-            Scan::Mark => (0, true),
-            Scan::Partial => (0, false),
-        }
-    };
-    let mut small = [0u8; 4096];
-    if window <= small.len() {
-        return Some(look(small.as_mut_ptr()));
-    }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping.
-    let at = unsafe { sys!(libc::SYS_mmap, 0, window, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }.ok()?;
-    let r = look(at as *mut u8);
-    // SAFETY: our own mapping, which nobody refers to any more.
-    let _ = unsafe { sys!(libc::SYS_munmap, at, window) };
-    Some(r)
 }

@@ -38,7 +38,7 @@ fn a_stream_that_ends_within_the_mark_is_a_reset() {
     slot.flags.store(MARK_BEGUN, SeqCst);
     theirs.write_all(&wire::mark(&NONCE)[..20]).unwrap();
     settle(conn, libc::POLLIN);
-    assert_eq!(front(&mut conn.lock_rx()), Front::Wait);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Part(20));
     drop(theirs);
     settle(conn, libc::POLLIN | libc::POLLRDHUP);
     assert_eq!(front(&mut conn.lock_rx()), Front::Failed(libc::ECONNRESET));
@@ -55,5 +55,57 @@ fn a_whole_mark_before_the_end_is_the_mark() {
     drop(theirs);
     settle(conn, libc::POLLIN | libc::POLLRDHUP);
     assert_eq!(front(&mut conn.lock_rx()), Front::Mark);
+    conn.set_phase(Phase::Closed);
+}
+
+/// A byte that looks like the beginning of a mark, but stands before it, must reach the program: the kernel's
+/// buffer may have no room for more until it has been read.
+#[test]
+fn only_the_mark_is_held_back() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.mark_at.store(6, SeqCst);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(b"abcd\xf3").unwrap();
+    settle(conn, libc::POLLIN);
+    assert_eq!(front(&mut conn.lock_rx()), Front::App(5));
+    assert_eq!(before_mark(conn, &conn.lock_rx()), (5, false));
+    conn.set_phase(Phase::Closed);
+}
+
+/// The first part of a mark is taken at once, for the same reason.
+#[test]
+fn a_mark_may_come_in_parts() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    let mark = wire::mark(&NONCE);
+    for part in [&mark[..3], &mark[3..31]] {
+        theirs.write_all(part).unwrap();
+        settle(conn, libc::POLLIN);
+        assert_eq!(front(&mut conn.lock_rx()), Front::Part(part.len()));
+        pump::run(&mut conn.lock_both());
+        assert_eq!(front(&mut conn.lock_rx()), Front::Wait);
+    }
+    theirs.write_all(&mark[31..]).unwrap();
+    settle(conn, libc::POLLIN);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Mark);
+    pump::run(&mut conn.lock_both());
+    assert_eq!(conn.lock_rx().path(), RxPath::Ring);
+    drop(theirs);
+    conn.set_phase(Phase::Closed);
+}
+
+#[test]
+fn a_stream_that_ends_after_a_part_of_the_mark_is_a_reset() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(&wire::mark(&NONCE)[..20]).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::run(&mut conn.lock_both());
+    drop(theirs);
+    settle(conn, libc::POLLRDHUP);
+    assert_eq!(front(&mut conn.lock_rx()), Front::Failed(libc::ECONNRESET));
     conn.set_phase(Phase::Closed);
 }

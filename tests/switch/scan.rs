@@ -1,7 +1,7 @@
 //! The mark in the stream, and the frames.
 
 use proptest::prelude::*;
-use ringsock_core::wire::{mark, scan, Frame, Nonce, Scan, FRAME_LEN, MARK_LEN, MARK_MAGIC};
+use ringsock_core::wire::{mark, scan, scan_from, Frame, Nonce, Scan, FRAME_LEN, MARK_LEN, MARK_MAGIC};
 
 const NONCE: Nonce = *b"\xf3ringso\xf3ringsoc\x01";
 
@@ -70,6 +70,22 @@ proptest! {
             prop_assert!(at <= truth);
         }
         prop_assert_eq!(at, truth);
+    }
+
+    /// A sender that says where its mark begins lets all before it through, however much it looks like marks.
+    #[test]
+    fn a_mark_whose_place_is_known(from in 0usize..80, cut in 0usize..140, fill in 0usize..4) {
+        let whole = mark(&NONCE);
+        let like = [&[0xf3][..], b"\xf3ringsock-mar", b"x", &whole[..31]][fill];
+        let mut bytes: Vec<u8> = like.iter().copied().cycle().take(from).collect();
+        bytes.extend_from_slice(&mark(&NONCE));
+        let cut = cut.min(bytes.len());
+        let expected = match cut.min(from) {
+            0 if cut == MARK_LEN => Scan::Mark,
+            0 => Scan::Partial,
+            n => Scan::App(n),
+        };
+        prop_assert_eq!(scan_from(&bytes[..cut], &NONCE, Some(from)), expected);
     }
 
     #[test]
