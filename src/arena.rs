@@ -81,7 +81,9 @@ pub fn alloc() -> Option<&'static Conn> {
         let i = (from + n) % CAPACITY;
         // SAFETY: in bounds; zeroed memory is a `Conn` in phase `Free`.
         let c = unsafe { &*a.conns.add(i) };
-        if c.phase() != Phase::Free || c.is_haunted() || !c.claim() {
+        // SAFETY: in bounds; written when the record was used first.
+        let haunted = c.gen.load(Relaxed) != 0 && unsafe { &*a.locals.add(i) }.is_haunted();
+        if c.phase() != Phase::Free || haunted || !c.claim() {
             continue;
         }
         if i as u32 >= h.used.load(Relaxed) {
@@ -103,9 +105,11 @@ pub fn alloc() -> Option<&'static Conn> {
             (*local).fd.store(-1, Relaxed);
             (*local).fds.store(0, Relaxed);
             (*local).managed.store(false, Relaxed);
-            (*local).blind.store(false, Relaxed);
+            (*local).blind.store(0, Relaxed);
             (*local).watchers.store(0, Relaxed);
-            (*a.conns.add(i)).reset(i as u32, crate::process::pid(), gen, local, a.stats.add(i));
+            (*local).clear_counts();
+            (*local).mapped.store(0, Relaxed);
+            (*a.conns.add(i)).reset(i as u32, gen, local, a.stats.add(i), a.header.cast_mut());
             let s = &*a.stats.add(i);
             for w in [&s.tx_bytes_tcp, &s.tx_bytes_ring, &s.rx_bytes_tcp, &s.rx_bytes_ring] {
                 w.store(0, Relaxed);
@@ -137,14 +141,17 @@ pub fn stop_books() -> Option<Guard<'static>> {
     (!BOOKS.held_by_me()).then(|| BOOKS.lock())
 }
 
-/// Frees a record, adding its counts to the totals.
+/// Frees a record, adding its counts to the totals of the process that made it.
 pub fn free(c: &Conn) {
-    let Some(a) = arena() else { return };
     let _books = stop_books();
-    if !c.is_inherited() {
-        // SAFETY: see `make`.
-        add_totals(unsafe { &(*a.header).closed }, c.stats());
-    }
+    // SAFETY: set when the record was made, to memory that is never unmapped, in forked children neither.
+    let header = unsafe { &*c.header.load(Relaxed) };
+    add_totals(&header.closed, c.stats());
+    forget(c);
+}
+
+/// Frees a record whose connection goes on in another one.
+pub fn forget(c: &Conn) {
     c.stats().gen.fetch_and(!1, Release);
     if !c.is_inherited() {
         HINT.fetch_min(c.index, Relaxed);

@@ -15,8 +15,8 @@ use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, chaos, config, epoll, fdhigh, fds, pump, rules};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use crate::{arena, bell, chaos, config, epoll, fdhigh, fds, pump, rules, table, visit};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -28,6 +28,8 @@ use search::make_plain;
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
 /// 0: not started, 1: starting, 2: running, 3: cannot be started.
 static STATE: AtomicU32 = AtomicU32::new(0);
+/// The thread's epoll set, or -1.
+static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
@@ -46,15 +48,18 @@ const REST_NS: i64 = 2_000 * MS;
 const DIALS: u32 = 9;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
 const GRACE_NS: i64 = 2_000 * MS;
+/// What is watched of a managed connection's kernel socket.
+const CONN_EVENTS: c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
 /// How long a half-made link may take.
 const HANDSHAKE_NS: i64 = 2_000 * MS;
 
 /// Hands a connection to the background thread, starting it if need be.
 pub fn submit(c: &Conn) {
-    c.submitted.store(true, SeqCst);
+    let l = c.local();
+    l.submitted.store(true, SeqCst);
     let mut head = INBOX.load(Relaxed);
     loop {
-        c.next.store(head, Relaxed);
+        l.next.store(head, Relaxed);
         match INBOX.compare_exchange_weak(head, (c as *const Conn).cast_mut(), Release, Relaxed) {
             Ok(_) => break,
             Err(h) => head = h,
@@ -74,11 +79,34 @@ pub fn send_bells() {
     }
 }
 
+/// Has the thread listen to the bell that forked children ring. Where there is no thread yet, it will.
+pub fn watch_visitors(bell: c_int) {
+    let epfd = EPFD.load(Acquire);
+    if epfd >= 0 {
+        let ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: token::VISITORS };
+        // SAFETY: `ev` is readable.
+        let _ = unsafe { sys!(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, bell, &ev) };
+    }
+}
+
+/// Has the thread watch a managed connection by `new` instead of `old`, which is about to be closed: as long
+/// as other processes hold the socket, closing a number does not end its being watched.
+pub fn watch_instead(old: c_int, new: c_int, conn: &Conn) {
+    let epfd = EPFD.load(Acquire);
+    let ev = epoll_event { events: CONN_EVENTS as u32, u64: conn as *const Conn as u64 | token::CONN };
+    // SAFETY: `ev` is readable.
+    unsafe {
+        let _ = sys!(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_DEL, old, &ev);
+        let _ = sys!(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, new, &ev);
+    }
+}
+
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
     STATE.store(0, Relaxed);
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
+    EPFD.store(-1, Relaxed);
 }
 
 #[cold]
@@ -131,6 +159,7 @@ mod token {
     pub const LISTENER: u64 = 2;
     pub const CALLER: u64 = 3;
     pub const LINK: u64 = 4;
+    pub const VISITORS: u64 = 5;
     pub const CONN: u64 = 0;
 }
 
@@ -241,6 +270,10 @@ impl Bg {
             restless: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
+        EPFD.store(epfd, Release);
+        if let Some(fd) = visit::own_bell() {
+            watch_visitors(fd);
+        }
         Some(bg)
     }
 
@@ -270,6 +303,7 @@ impl Bg {
                 let t = ev.u64;
                 match t & 7 {
                     token::BELL => {}
+                    token::VISITORS => self.visitors(),
                     token::LISTENER => self.answer((t >> 3) as c_int),
                     token::CALLER => self.hear((t >> 3) as c_int),
                     // SAFETY: links are never freed.
@@ -312,13 +346,16 @@ impl Bg {
         let mut c = INBOX.swap(core::ptr::null_mut(), AcqRel);
         // SAFETY: connections are never freed.
         while let Some(conn) = unsafe { c.as_ref() } {
-            c = conn.next.load(Relaxed);
-            let what = conn.asked.swap(0, AcqRel);
+            c = conn.local().next.load(Relaxed);
+            let what = conn.local().asked.swap(0, AcqRel);
             if what & ask::LOOK != 0 {
                 self.look(conn);
             }
             if what & ask::PUMP != 0 {
                 self.stir(conn);
+            }
+            if what & ask::LET_GO != 0 {
+                self.drop_looks(conn);
             }
             if what & ask::CLOSED != 0 {
                 self.closed(conn);
@@ -329,6 +366,9 @@ impl Bg {
     /// Moves a connection's switch on, and gives it back to the kernel when it is on TCP again.
     fn stir(&mut self, conn: &'static Conn) {
         if conn.phase() != Phase::Managed {
+            if conn.lingering.load(Acquire) && !conn.is_inherited() {
+                self.linger(conn);
+            }
             return;
         }
         pump::drive(conn);
@@ -342,22 +382,75 @@ impl Bg {
         }
     }
 
+    /// Processes that inherited connections ask for them.
+    fn visitors(&mut self) {
+        let mut wanted = Vec::new();
+        arena::each(|c| {
+            if c.wanted.load(Relaxed) && c.wanted.swap(false, SeqCst) && c.phase() == Phase::Managed {
+                wanted.push(c);
+            }
+        });
+        for c in wanted {
+            c.lock_both().sw().leave();
+            self.stir(c);
+            self.leave_ended(c);
+            // What stands before a mark is in the way of the return, until somebody reads it.
+            let rx = c.lock_rx();
+            if c.phase() == Phase::Managed && rx.path() == RxPath::Armed {
+                let n = crate::io::before_mark(c, &rx).0;
+                c.rx_safe.store(c.rx_tcp.load(Relaxed) + n as u64, SeqCst);
+            }
+        }
+    }
+
+    /// A connection whose stream has ended cannot return. If nothing is left in its ring there is no need to.
+    fn leave_ended(&mut self, conn: &'static Conn) {
+        if conn.phase() != Phase::Managed || !conn.has_ended(END_EOF) {
+            return;
+        }
+        {
+            let mut b = conn.lock_both();
+            if b.rx.ring().waiting() > 0 {
+                return;
+            }
+            *b.sw() = crate::switch::Switch::new();
+        }
+        conn.next_try.store(u32::MAX, Relaxed);
+        self.unmanage(conn, Why::Forked);
+    }
+
     /// A connection that the program has closed while a return was under way: closes it when that is done.
     fn linger(&mut self, conn: &'static Conn) {
-        let done = {
+        let me = crate::process::holder_id();
+        let shared = {
             let mut b = conn.lock_both();
+            let shared = !conn.holders.is_only(me);
             // Bytes for a program that has closed: TCP answers them with a reset.
-            let late = fds::unread(conn, &mut b);
-            if let Some(own) = conn.own().filter(|_| late) {
-                own.flags.fetch_or(ABORT, AcqRel);
+            let late = !shared && fds::unread(conn, &mut b);
+            if late {
                 fds::reset_at_close(conn.local().fd.load(Relaxed));
             }
-            late || !b.is_owed() || b.sw().is_plain() || conn.has_ended(END_EOF)
+            // Others need no more of us than that it is home: what is repeated, they read from TCP.
+            let home = visit::is_home(&mut b);
+            let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
+            if !done && !conn.has_ended(END_EOF) {
+                return;
+            }
+            if shared && home {
+                self.detach(&mut b, conn);
+            } else if let Some(own) = conn.own().filter(|_| !shared) {
+                own.flags.fetch_or(CLOSED | if late { ABORT } else { 0 }, SeqCst);
+            }
+            conn.lingering.store(false, Release);
+            conn.holders.remove(me);
+            shared
         };
-        if done {
-            let fd = conn.local().fd.swap(-1, AcqRel);
-            self.unwatch(fd);
-            sys::close(fd);
+        let fd = conn.local().fd.swap(-1, AcqRel);
+        self.unwatch(fd);
+        sys::close(fd);
+        if shared {
+            self.drop_looks(conn);
+        } else {
             conn.set_phase(Phase::Closed);
             self.closed(conn);
         }

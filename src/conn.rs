@@ -8,6 +8,7 @@
 //! Locks: `tx` is held to send, `rx` to receive, both (`rx` first) for
 //! everything that changes the path. Nobody sleeps while holding either.
 
+use crate::holders::Holders;
 use crate::io::Front;
 use crate::layout::*;
 use crate::link::Link;
@@ -36,6 +37,8 @@ pub enum Phase {
     Plain = 3,
     /// Closed by the program; its record waits for the background thread.
     Closed = 4,
+    /// Managed by the process that it was inherited from, which is to bring it back before this one uses it.
+    Away = 5,
 }
 
 /// The TCP stream has ended.
@@ -62,6 +65,8 @@ pub mod ask {
     pub const CLOSED: u32 = 2;
     /// Move the switch on.
     pub const PUMP: u32 = 4;
+    /// The program has closed it here, and other processes have not.
+    pub const LET_GO: u32 = 8;
 }
 
 /// What this process alone knows: who waits here.
@@ -77,12 +82,54 @@ pub struct Local {
     pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.
     pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
-    /// It may be in epoll sets that were made before a fork, of which only the kernel knows in this process.
-    pub blind: AtomicBool,
+    /// In how many epoll sets it may be that were made before a fork, of which only the kernel knows in this process.
+    pub blind: AtomicU32,
     /// How many sets and threads that is: where it is not one, no single bell will do.
     pub watchers: AtomicU32,
     /// Threads in `poll` that wait for it.
     pub waiters: UnsafeCell<Vec<*const Waiter>>,
+    /// Threads that are inside a sending system call.
+    pub tx_inflight: AtomicU32,
+    /// Threads that are inside a receiving system call.
+    pub rx_inflight: AtomicU32,
+    /// Threads that wait in the kernel for the socket to become readable.
+    pub peekers: AtomicU32,
+    /// Threads asleep until readable / writable.
+    pub fut_rx: AtomicU32,
+    /// See `fut_rx`.
+    pub fut_tx: AtomicU32,
+    /// `ask::*`.
+    pub asked: AtomicU32,
+    /// Next in the background thread's inbox.
+    pub next: AtomicPtr<Conn>,
+    /// Given to the background thread.
+    pub submitted: AtomicBool,
+    /// The upgrade whose memory is mapped in this process: by itself, or by a parent before the fork.
+    pub mapped: AtomicU32,
+    /// An inherited connection whose rings this process uses itself, because the process that upgraded it
+    /// cannot bring it back any more.
+    pub direct: AtomicBool,
+    /// A visit took too long: later ones do not wait.
+    pub hasty: AtomicBool,
+}
+
+impl Local {
+    /// Whether a thread is still inside a call on the record's former life.
+    pub fn is_haunted(&self) -> bool {
+        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx]
+            .iter()
+            .any(|w| w.load(SeqCst) != 0)
+    }
+
+    /// For a new connection, or in a forked child: nobody is inside a call, nothing was asked.
+    pub fn clear_counts(&self) {
+        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.asked] {
+            w.store(0, Relaxed);
+        }
+        for b in [&self.submitted, &self.direct, &self.hasty] {
+            b.store(false, Relaxed);
+        }
+    }
 }
 
 /// A connection. See the module's documentation.
@@ -90,8 +137,10 @@ pub struct Local {
 pub struct Conn {
     /// Its place in the arena.
     pub index: u32,
-    /// The process whose arena it is in.
-    pub arena_pid: u32,
+    /// The process whose arena it is in, and that alone may upgrade it: its id, ...
+    pub owner_pid: u32,
+    /// ... and what tells it from earlier and later processes with that id.
+    pub owner: u32,
     /// Counts the uses of this record.
     pub gen: AtomicU32,
     phase: AtomicU8,
@@ -101,8 +150,6 @@ pub struct Conn {
     pub nonblock: AtomicBool,
     /// The program waits for it through us.
     pub evidence: AtomicBool,
-    /// Given to the background thread for its rendezvous.
-    pub submitted: AtomicBool,
     /// A send found the ring full.
     pub nospace: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
@@ -117,20 +164,22 @@ pub struct Conn {
     pub gentle: AtomicBool,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
-    /// Processes that hold it.
-    pub procs: AtomicU32,
+    /// The processes that hold it.
+    pub holders: Holders,
+    /// Another process than its owner has used it: no upgrade until only one holds it.
+    pub visited: AtomicBool,
+    /// Such a process asks its owner to bring it back to TCP.
+    pub wanted: AtomicBool,
+    /// Up to where, counted as `rx_tcp`, the TCP stream is known to be the program's: for such processes.
+    pub rx_safe: AtomicU64,
+    /// Counts its upgrades; see [`Local::mapped`].
+    pub upgrade_no: AtomicU32,
     /// I/O calls.
     pub calls: AtomicU32,
     /// The count of calls at which to look for the peer (again).
     pub next_try: AtomicU32,
-    /// Threads that are inside a sending system call.
-    pub tx_inflight: AtomicU32,
-    /// Threads that are inside a receiving system call.
-    pub rx_inflight: AtomicU32,
     /// How many more receives are taken to have to wait, because one had to. (A lost count does no harm.)
     pub slow: AtomicU32,
-    /// Threads that wait in the kernel for the socket to become readable.
-    pub peekers: AtomicU32,
     /// The program's bytes sent by TCP.
     pub tx_tcp: AtomicU64,
     /// The program's bytes received by TCP.
@@ -151,16 +200,8 @@ pub struct Conn {
     pub err: AtomicI32,
     /// Futex word: this side adds 1 to wake its own sleepers.
     pub epoch: AtomicU32,
-    /// Threads asleep until readable / writable.
-    pub fut_rx: AtomicU32,
-    /// See `fut_rx`.
-    pub fut_tx: AtomicU32,
     /// The peer's `want` for which a hint was given last.
     pub hinted: AtomicU32,
-    /// `ask::*`.
-    pub asked: AtomicU32,
-    /// Next in the background thread's inbox.
-    pub next: AtomicPtr<Conn>,
     /// The link of the current upgrade.
     pub link: AtomicPtr<Link>,
     /// Our slot in the link's segment.
@@ -171,6 +212,8 @@ pub struct Conn {
     peer: AtomicPtr<Slot>,
     /// What others see of it.
     pub stats: AtomicPtr<ConnStats>,
+    /// Where its owner keeps its totals.
+    pub header: AtomicPtr<stats::Header>,
     /// This process's part; the pointer is right in forked children too.
     pub local: AtomicPtr<Local>,
     /// Send lock.
@@ -281,10 +324,17 @@ impl Both<'_> {
 
 impl Conn {
     /// A new record at `index`. Only for the arena.
-    pub fn reset(&mut self, index: u32, pid: u32, gen: u32, local: *mut Local, stats: *mut ConnStats) {
+    pub fn reset(
+        &mut self,
+        index: u32,
+        gen: u32,
+        local: *mut Local,
+        stats: *mut ConnStats,
+        header: *mut stats::Header,
+    ) {
         // Neither the phase nor the locks, nor the place in the inbox: late users of the record's former
         // life may still be at them.
-        for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.submitted] {
+        for b in [&mut self.connector, &mut self.nonblock, &mut self.evidence, &mut self.visited] {
             *b.get_mut() = false;
         }
         for b in [
@@ -295,14 +345,22 @@ impl Conn {
             &mut self.gentle,
             &mut self.unconfirmable,
             &mut self.hold,
+            &mut self.wanted,
         ] {
             *b.get_mut() = false;
         }
-        for w in [&mut self.slow, &mut self.calls, &mut self.next_try, &mut self.end, &mut self.hinted, &mut self.slot]
-        {
+        for w in [
+            &mut self.slow,
+            &mut self.calls,
+            &mut self.next_try,
+            &mut self.end,
+            &mut self.hinted,
+            &mut self.slot,
+            &mut self.upgrade_no,
+        ] {
             *w.get_mut() = 0;
         }
-        for w in [&mut self.tx_tcp, &mut self.rx_tcp] {
+        for w in [&mut self.tx_tcp, &mut self.rx_tcp, &mut self.rx_safe] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo] {
@@ -313,13 +371,15 @@ impl Conn {
         *self.own.get_mut() = core::ptr::null_mut();
         *self.peer.get_mut() = core::ptr::null_mut();
         self.index = index;
-        self.arena_pid = pid;
+        self.owner_pid = crate::process::pid();
+        self.owner = crate::process::life();
         *self.gen.get_mut() = gen;
         *self.rcvlowat.get_mut() = 1;
-        *self.procs.get_mut() = 1;
+        self.holders.reset(crate::process::holder_id());
         *self.peer_slot.get_mut() = u32::MAX;
         *self.local.get_mut() = local;
         *self.stats.get_mut() = stats;
+        *self.header.get_mut() = header;
         *self.sw.get_mut() = Switch::new();
         *self.tx.get_mut() = TxRing::default();
         *self.rx.get_mut() = RxRing::default();
@@ -330,7 +390,8 @@ impl Conn {
     pub fn phase(&self) -> Phase {
         match self.phase.load(Acquire) {
             1 => Phase::Raw,
-            2 => Phase::Managed,
+            2 if self.is_mapped() => Phase::Managed,
+            2 => Phase::Away,
             3 => Phase::Plain,
             4 => Phase::Closed,
             _ => Phase::Free,
@@ -342,11 +403,10 @@ impl Conn {
         self.phase.store(p as u8, SeqCst);
     }
 
-    /// Whether a thread is still inside a call on the record's former life.
-    pub fn is_haunted(&self) -> bool {
-        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx]
-            .iter()
-            .any(|w| w.load(SeqCst) != 0)
+    /// Whether some process manages it, perhaps another one.
+    #[inline]
+    pub fn is_managed(&self) -> bool {
+        self.phase.load(Acquire) == Phase::Managed as u8
     }
 
     /// Takes a free record. Only for the arena.
@@ -355,8 +415,22 @@ impl Conn {
     }
 
     /// Whether this process has only inherited it.
+    #[inline]
     pub fn is_inherited(&self) -> bool {
-        self.arena_pid != crate::process::pid()
+        self.owner != crate::process::life()
+    }
+
+    /// Whether this process may look into its rings while it is managed.
+    #[inline]
+    pub fn is_mapped(&self) -> bool {
+        !self.is_inherited() || self.local().direct.load(Relaxed)
+    }
+
+    /// Whether its readiness is for this process to compute. Where one process has the rings of another
+    /// that is dead, only the kernel can wake it.
+    #[inline]
+    pub fn is_ours(&self) -> bool {
+        self.is_managed() && !self.is_inherited()
     }
 
     /// Takes the send lock.
@@ -386,6 +460,9 @@ impl Conn {
     /// Our slot, while upgraded.
     #[inline]
     pub fn own(&self) -> Option<&Slot> {
+        if !self.is_mapped() {
+            return None;
+        }
         // SAFETY: the link's segments stay mapped until the connection lets go of them under both locks.
         unsafe { self.own.load(Acquire).as_ref() }
     }
@@ -393,6 +470,9 @@ impl Conn {
     /// The peer's slot, while upgraded.
     #[inline]
     pub fn peer(&self) -> Option<&Slot> {
+        if !self.is_mapped() {
+            return None;
+        }
         // SAFETY: as for `own`.
         unsafe { self.peer.load(Acquire).as_ref() }
     }
@@ -406,6 +486,11 @@ impl Conn {
             self.peer.store(core::ptr::null_mut(), Release);
             self.peer_slot.store(u32::MAX, Release);
         }
+    }
+
+    /// Whether the process that managed it has closed it, and left only what is to be read of a replay.
+    pub fn is_let_go(&self) -> bool {
+        self.link.load(Acquire).is_null()
     }
 
     /// Sets what is known of the peer. Under both locks.
@@ -673,10 +758,11 @@ impl Conn {
     /// Something has changed here: everybody in this process who waits for this connection looks again.
     pub fn notify(&self) {
         self.epoch.fetch_add(1, SeqCst);
-        if self.fut_rx.load(SeqCst) + self.fut_tx.load(SeqCst) > 0 {
+        let local = self.local();
+        // A process that visits it sleeps on the same word.
+        if local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst) > 0 || self.visited.load(SeqCst) {
             futex_wake(&self.epoch, i32::MAX);
         }
-        let local = self.local();
         let _g = local.lock.lock();
         // SAFETY: guarded by `local.lock`; sets are never freed, waiters unregister under the lock.
         unsafe {
@@ -691,9 +777,36 @@ impl Conn {
 
     /// Gives the background thread something to do.
     pub fn ask(&self, what: u32) {
-        if self.asked.fetch_or(what, AcqRel) == 0 {
+        if self.local().asked.fetch_or(what, AcqRel) == 0 {
             crate::bg::submit(self);
         }
+    }
+
+    /// Goes on where another record of the same connection stands. Under both locks of that one.
+    pub fn take_over(&self, old: &Conn) {
+        for (to, from) in [
+            (&self.connector, &old.connector),
+            (&self.nonblock, &old.nonblock),
+            (&self.evidence, &old.evidence),
+            (&self.linger0, &old.linger0),
+        ] {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        for (to, from) in [
+            (&self.calls, &old.calls),
+            (&self.next_try, &old.next_try),
+            (&self.end, &old.end),
+            (&self.upgrade_no, &old.upgrade_no),
+        ] {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        for (to, from) in [(&self.tx_tcp, &old.tx_tcp), (&self.rx_tcp, &old.rx_tcp)] {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        self.err.store(old.err.load(Relaxed), Relaxed);
+        let (to, from) = (self.local(), old.local());
+        to.fd.store(from.fd.load(Relaxed), Relaxed);
+        to.fds.store(from.fds.load(Relaxed), Relaxed);
     }
 
     /// Copies the paths into what others see.

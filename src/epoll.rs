@@ -29,9 +29,11 @@ const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
 
 mod ctl;
+mod inherited;
 mod nested;
 mod wait;
 pub use ctl::{ctl, fd_closed, manage, seen, unmanage};
+pub use inherited::{moved, reset_after_fork};
 pub use nested::{polled, settle_fd};
 use nested::{settle_all, EXPOSED};
 pub use wait::wait;
@@ -125,6 +127,8 @@ pub struct Set {
     rounds: AtomicU64,
     /// When the kernel's fds were looked at last.
     kernel_at: AtomicI64,
+    /// The process that uses it (`process::life`); another value: one that this process descends from.
+    life: AtomicU32,
 }
 
 // SAFETY: `inner` is guarded by `lock`; the rest is atomic.
@@ -135,12 +139,20 @@ static FREE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
 
 fn set_of(epfd: c_int) -> Option<&'static Set> {
     match table::get(epfd) {
-        Entry::Set(s) => Some(s),
+        Entry::Set(s) => {
+            if s.is_inherited() {
+                s.adopt();
+            }
+            Some(s)
+        }
         _ => None,
     }
 }
 
 fn make_set(epfd: c_int) -> Option<&'static Set> {
+    if let Some(s) = set_of(epfd) {
+        return Some(s);
+    }
     let _g = FREE_LOCK.lock();
     match table::get(epfd) {
         Entry::None => {}
@@ -174,6 +186,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             unaware: AtomicU32::new(0),
             rounds: AtomicU64::new(0),
             kernel_at: AtomicI64::new(0),
+            life: AtomicU32::new(0),
         })),
     };
     let mut token = [0u8; 8];
@@ -181,6 +194,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
     s.token.store(u64::from_ne_bytes(token), Relaxed);
     s.epfd.store(epfd, Relaxed);
     s.fds.store(1, Relaxed);
+    s.life.store(crate::process::life(), Relaxed);
     table::put_set(epfd, s).then_some(s)
 }
 
@@ -227,6 +241,11 @@ fn closed(s: &'static Set) {
         inner.moving.clear();
     }
     for (fd, conn) in gone {
+        if s.is_inherited() {
+            // The child has never used it: no connection knows of it.
+            inherited::saw(conn);
+            continue;
+        }
         let _g = conn.local().lock.lock();
         // SAFETY: guarded by `local.lock`.
         let items = unsafe { &mut *conn.local().items.get() };
@@ -305,18 +324,4 @@ impl Set {
 /// Whether `fd` is a set with managed connections.
 pub fn is_managing(fd: c_int) -> bool {
     set_of(fd).is_some_and(|s| s.managed.load(Relaxed) > 0)
-}
-
-/// In a forked child: sets that were inherited are plain kernel sets to us.
-pub fn reset_after_fork() {
-    FREE_LOCK.reset_after_fork();
-    EXPOSED.lock.reset_after_fork();
-    // SAFETY: this is the child's only thread.
-    unsafe { core::ptr::write(EXPOSED.sets.get(), Vec::new()) };
-    FREE.store(core::ptr::null_mut(), Relaxed);
-    for fd in 0..=table::highest() {
-        if let Entry::Set(_) = table::get(fd) {
-            table::take(fd);
-        }
-    }
 }

@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::TxPath;
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
-use crate::{arena, chaos, config, epoll, fdhigh, process, pump};
+use crate::{arena, bg, chaos, config, epoll, fdhigh, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
 
@@ -215,12 +215,32 @@ fn forget(fd: c_int, how: How) -> Outcome {
     if how != How::Stale {
         process::read_kernel_counts(c, fd);
     }
-    if c.procs.fetch_sub(1, SeqCst) > 1 {
+    let me = process::holder_id();
+    if !c.holders.is_only(me) {
         // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
-        c.local().fd.store(-1, SeqCst);
+        let mut keep = -1;
+        if c.is_ours() && how != How::Stale {
+            // Only we can bring it home for them: the background thread does, with an fd of its own.
+            b.sw().leave();
+            // SAFETY: the fd is still open.
+            if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
+                keep = fdhigh::move_high(d as c_int);
+                bg::watch_instead(fd, keep, c);
+                c.lingering.store(true, Release);
+            }
+        }
+        if keep < 0 {
+            c.holders.remove(me);
+        }
+        c.local().fd.store(keep, SeqCst);
         let r = kernel();
         drop(b);
         c.notify();
+        if keep >= 0 {
+            c.ask(ask::PUMP);
+        } else if c.local().submitted.load(SeqCst) {
+            c.ask(ask::LET_GO);
+        }
         return r;
     }
     let mut abort = false;
@@ -247,6 +267,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
             }
         }
     }
+    c.holders.remove(me);
     c.set_phase(Phase::Closed);
     c.local().fd.store(-1, Relaxed);
     if abort && how != How::Stale {
@@ -255,7 +276,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
     let r = kernel();
     drop(b);
     c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
-    if c.submitted.load(SeqCst) {
+    if c.local().submitted.load(SeqCst) {
         c.notify();
         c.ask(ask::CLOSED);
     } else {
@@ -295,7 +316,10 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         return Outcome::Bypass;
     }
     let (rd, wr) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
-    let b = c.lock_both();
+    if c.is_inherited() {
+        visit::settle(c);
+    }
+    let mut b = c.lock_both();
     match c.phase() {
         Phase::Raw => {
             // Half closed: not worth a ring any more.
@@ -303,6 +327,10 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             c.next_try.store(u32::MAX, Relaxed);
             c.why(Why::HalfClosed);
             drop(b);
+            return Outcome::Bypass;
+        }
+        Phase::Away if visit::is_home(&mut b) => {
+            c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
             return Outcome::Bypass;
         }
         Phase::Managed => {}
@@ -376,6 +404,9 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
             c.nonblock.store(unsafe { *(arg as *const c_int) } != 0, Relaxed);
         }
         return outcome(r);
+    }
+    if c.is_inherited() {
+        visit::settle(c);
     }
     if c.phase() != Phase::Managed || arg == 0 {
         return Outcome::Bypass;

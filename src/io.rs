@@ -17,15 +17,18 @@ use crate::switch::{RxPath, TxPath};
 use crate::sync::now_ns;
 use crate::sys::{self, sys, Errno};
 use crate::table;
+use crate::visit;
 use crate::wire::{self, Scan};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 
 mod armed;
+mod away;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
 pub use armed::{before_mark, front, Front};
+use away::{recv_away, send_away};
 pub use raw::end_peek;
 use raw::{pause, recv_raw, send_raw};
 use wait::wait;
@@ -161,7 +164,7 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
     let c = table::conn(fd)?;
     match c.phase() {
         // What is in the error queue is the kernel's, and never waited for.
-        Phase::Raw | Phase::Managed if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
+        Phase::Raw | Phase::Managed | Phase::Away if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
         _ => None,
     }
 }
@@ -182,10 +185,12 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
         }
+        visit::arrive(conn);
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let step = match conn.phase() {
             Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, (may_wait, since)),
+            Phase::Away => recv_away(fd, conn, &mut b, msg, flags, may_wait),
             _ => recv_managed(fd, conn, &mut b, msg, flags, (may_wait, since)),
         };
         if let Step::Return(o) = step {
@@ -211,10 +216,11 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
     let peek = flags & libc::MSG_PEEK != 0;
     let trunc = flags & libc::MSG_TRUNC != 0;
     let mut rx = conn.lock_rx();
-    if !table::is(fd, conn) || conn.phase() != Phase::Managed {
+    if !table::is(fd, conn) || !conn.is_managed() {
         return Take::Gone;
     }
     match rx.path() {
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning if !conn.is_mapped() => Take::Empty,
         RxPath::Ring | RxPath::RingFinal => {
             if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
@@ -458,8 +464,10 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
         }
+        visit::arrive(conn);
         let step = match conn.phase() {
             Phase::Raw => send_raw(fd, conn, &mut b, flags, (may_wait, since)),
+            Phase::Away => send_away(fd, conn, &mut b, flags, may_wait),
             _ => send_managed(fd, conn, &mut b, flags, (may_wait, since)),
         };
         if let Step::Return(o) = step {
@@ -480,7 +488,7 @@ const PIECE: usize = 256 << 10;
 
 fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     let mut tx = conn.lock_tx();
-    if !table::is(fd, conn) || conn.phase() != Phase::Managed {
+    if !table::is(fd, conn) || !conn.is_managed() {
         return Put::Gone;
     }
     if conn.has_ended(END_RESET) {
@@ -500,6 +508,9 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
             conn.notify();
             return Put::Gone;
         }
+        return Put::Full;
+    }
+    if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) {

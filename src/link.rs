@@ -457,9 +457,13 @@ pub fn any_hints(k: u32) -> bool {
     any(|l| l.has_hints(k))
 }
 
-/// In a forked child: the links are the parent's; those of inherited connections go on being used by those.
+/// In a forked child: the links are the parent's.
 pub fn reset_after_fork() {
     for p in &LINKS {
+        // SAFETY: links are never freed; what is changed is this process's copy.
+        if let Some(l) = unsafe { p.load(Relaxed).as_ref() } {
+            l.dead.store(true, Relaxed);
+        }
         p.store(core::ptr::null_mut(), Relaxed);
     }
     COUNT.store(0, Relaxed);

@@ -35,16 +35,18 @@ pub unsafe fn exiting() {
 /// Before fork.
 ///
 /// # Safety
-/// To be followed by `fork_parent` or `fork_child`.
+/// To be followed by `forked` or `fork_child`.
 pub unsafe fn fork_prepare() {
     process::fork_prepare();
 }
 
-/// After fork, in the parent.
+/// After fork, in the parent, where its result is known: the child's id, or less than 0.
 ///
 /// # Safety
 /// See `fork_prepare`.
-pub unsafe fn fork_parent() {}
+pub unsafe fn forked(child: c_int) {
+    process::forked(child);
+}
 
 /// After fork, in the child.
 ///

@@ -72,8 +72,8 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     for p in fds.iter() {
         match table::get(p.fd) {
             Entry::Conn(c) => {
-                if c.phase() == Phase::Managed && c.is_inherited() {
-                    crate::process::bring_home(c);
+                if c.is_inherited() {
+                    crate::visit::settle(c);
                 }
                 if matches!(c.phase(), Phase::Raw | Phase::Managed) {
                     c.evidence.store(true, Relaxed);
@@ -124,7 +124,7 @@ impl Call<'_> {
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = table::conn(p.fd).filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed));
-            let hidden = c.is_some_and(|c| c.phase() == Phase::Managed);
+            let hidden = c.is_some_and(|c| c.is_ours());
             managed |= hidden;
             self.conns[i] = c;
             // A negative fd is passed over; our own answer stands instead.
@@ -200,9 +200,10 @@ impl Call<'_> {
             let mut kernel_has = false;
             let hit = w.spin(
                 || {
-                    conns.iter().zip(fds).any(|(c, p)| {
-                        c.is_some_and(|c| c.phase() == Phase::Managed && c.readiness(p.events as u16 as u32) != 0)
-                    })
+                    conns
+                        .iter()
+                        .zip(fds)
+                        .any(|(c, p)| c.is_some_and(|c| c.is_ours() && c.readiness(p.events as u16 as u32) != 0))
                 },
                 || {
                     kernel_has = kernel(copy, 0, core::ptr::null(), None) != Ok(0);
@@ -234,11 +235,11 @@ impl Call<'_> {
         let reading = |c: &Option<&'static Conn>, p: &pollfd| c.filter(|_| p.events & IN != 0);
         for (c, p) in self.conns.iter().zip(self.fds.iter()) {
             if let Some(c) = reading(c, p) {
-                c.peekers.fetch_add(1, SeqCst);
+                c.local().peekers.fetch_add(1, SeqCst);
             }
         }
         self.settle();
-        let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.phase() == Phase::Managed);
+        let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.is_ours());
         let (conns, fds) = (&*self.conns, &*self.fds);
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
@@ -286,7 +287,7 @@ impl Call<'_> {
             }
             c.arm(bits, c.bell_for(bell.unwrap_or(0)));
         }
-        let still = self.hidden().all(|(_, c)| c.phase() == Phase::Managed);
+        let still = self.hidden().all(|(_, c)| c.is_ours());
         let r = if !still || self.ours() > 0 {
             Ok(1)
         } else {

@@ -4,10 +4,15 @@ use crate::conn::*;
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, bg, config, epoll, fdhigh, link, pump, report, table};
+use crate::{arena, bell, bg, config, epoll, fdhigh, holders, link, pump, report, table, visit};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 static PID: AtomicU32 = AtomicU32::new(0);
+/// Tells this process from all others of its family, those with the same id too.
+static LIFE: AtomicU32 = AtomicU32::new(0);
+/// Other processes of the family cannot be told by their ids: they may live in another pid namespace.
+static APART: AtomicBool = AtomicBool::new(false);
 static READY: AtomicBool = AtomicBool::new(false);
 static ENDED: AtomicBool = AtomicBool::new(false);
 static EXECUTING: AtomicBool = AtomicBool::new(false);
@@ -16,6 +21,43 @@ static EXECUTING: AtomicBool = AtomicBool::new(false);
 #[inline]
 pub fn pid() -> u32 {
     PID.load(Relaxed)
+}
+
+/// What tells this process from all others of its family, even from one that had its id before it.
+#[inline]
+pub fn life() -> u32 {
+    LIFE.load(Relaxed)
+}
+
+fn new_life() {
+    let mut b = [0; 4];
+    random(&mut b);
+    LIFE.store(u32::from_ne_bytes(b) | 1, Relaxed);
+}
+
+/// How this process stands in lists of holders.
+pub fn holder_id() -> u32 {
+    if APART.load(Relaxed) {
+        holders::UNKNOWN
+    } else {
+        pid()
+    }
+}
+
+/// Whether a process (or thread) has ended. One that nobody has waited for yet has.
+pub fn is_dead(pid: u32) -> bool {
+    if APART.load(Relaxed) {
+        return false;
+    }
+    // SAFETY: plain numbers. Signal 0 only asks.
+    unsafe {
+        if let Ok(fd) = sys!(libc::SYS_pidfd_open, pid, 0) {
+            let over = sys::poll_now(fd as i32, libc::POLLIN) & libc::POLLIN != 0;
+            sys::close_raw(fd as i32);
+            return over;
+        }
+        sys!(libc::SYS_kill, pid, 0) == Err(libc::ESRCH)
+    }
 }
 
 /// Whether the caller is a `vfork` child: another process in this process's memory.
@@ -27,6 +69,11 @@ pub fn is_guest() -> bool {
 #[inline]
 pub fn is_active() -> bool {
     READY.load(Relaxed)
+}
+
+/// Whether the process is about to end: what is begun now will not be finished.
+pub fn is_ending() -> bool {
+    ENDED.load(SeqCst)
 }
 
 /// Random bytes.
@@ -49,6 +96,7 @@ pub fn program_name(to: &mut [u8; 64]) {
 /// The library is loaded.
 pub fn init() {
     PID.store(sys::pid(), Relaxed);
+    new_life();
     let c = config::get();
     if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
         table::init();
@@ -61,13 +109,31 @@ pub fn exiting() {
     if is_guest() || !is_active() || ENDED.swap(true, AcqRel) {
         return;
     }
+    bring_shared_home(now_ns() + 2_000_000_000, |_| true);
     drain_at_exit();
     each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
     // The kernel closes what is open; others who hold the same connections are to know.
+    each_held(|c| c.holders.remove(holder_id()));
+}
+
+/// Connections that other processes hold as well, and that only this one could serve, return to TCP.
+fn bring_shared_home(until: i64, which: impl Fn(&Conn) -> bool) {
+    let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited() && which(c);
+    let mut any = false;
     each_held(|c| {
-        c.procs.fetch_sub(1, SeqCst);
+        if mine(c) && !c.holders.is_only(holder_id()) {
+            leave(c);
+            any = true;
+        }
     });
+    if any {
+        each_held(|c| {
+            if mine(c) && !c.holders.is_only(holder_id()) {
+                await_home(c, until);
+            }
+        });
+    }
 }
 
 fn write_report() {
@@ -83,10 +149,12 @@ fn drain_at_exit() {
     let until = now_ns() + 2_000_000_000;
     arena::each(|c| {
         while c.phase() == Phase::Managed && now_ns() < until {
-            let busy = c.try_lock_both().is_some_and(|mut b| {
+            let busy = {
+                let mut b = c.lock_both();
                 pump::run(&mut b);
-                b.tx.pending() || b.tx.path() == crate::switch::TxPath::Replay
-            });
+                // A mark or frame that nobody takes makes the kernel reset what should only end.
+                c.lingering.load(Relaxed) && !visit::is_home(&mut b) || b.is_owed()
+            };
             if !busy {
                 break;
             }
@@ -107,19 +175,54 @@ pub fn read_kernel_counts(c: &Conn, fd: i32) {
     }
 }
 
+thread_local! {
+    /// What the child of the fork that this thread is about to make is called until it has an id.
+    static TOKEN: Cell<u32> = const { Cell::new(0) };
+}
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
 /// Before fork: the connections get another holder.
 pub fn fork_prepare() {
     if !is_active() {
         return;
     }
+    // Unique among the forks that a family has under way.
+    let token = (pid() << 8 | (FORKS.fetch_add(1, Relaxed) & 0xff)) & 0x3fff_ffff;
+    TOKEN.with(|t| t.set(token));
+    let mut any = false;
     each_held(|c| {
-        c.procs.fetch_add(1, SeqCst);
+        c.holders.expect(token);
+        any |= !c.is_inherited();
     });
+    if any {
+        visit::offer_bell();
+    }
+}
+
+/// After fork, in the parent, where its result is known: the child's id, or less than 0 if there is none.
+pub fn forked(child: i32) {
+    let token = TOKEN.with(|t| t.replace(0));
+    if !is_active() || token == 0 {
+        return;
+    }
+    let who = match APART.load(Relaxed) {
+        _ if child < 0 => 0,
+        true => holders::UNKNOWN,
+        false => child as u32,
+    };
+    each_held(|c| c.holders.born(token, who));
 }
 
 /// In the child.
 pub fn fork_child() {
+    let parents_life = life();
     PID.store(sys::pid(), Relaxed);
+    new_life();
+    // SAFETY: no preconditions.
+    if unsafe { sys!(libc::SYS_getppid) } == Ok(0) {
+        // The parent is in another pid namespace.
+        APART.store(true, Relaxed);
+    }
     crate::thread::forget_tid();
     crate::chaos::reset_after_fork();
     ENDED.store(false, Relaxed);
@@ -129,25 +232,28 @@ pub fn fork_child() {
     }
     crate::signals::reset_after_fork();
     fdhigh::close_singles();
+    visit::reset_after_fork(parents_life);
     bg::reset_after_fork();
     link::reset_after_fork();
     epoll::reset_after_fork();
     bell::reset_after_fork();
     arena::reset_after_fork();
+    let token = TOKEN.with(|t| t.replace(0));
     each_held(|c| {
+        c.holders.born(token, holder_id());
         let l = c.local();
         l.lock.reset_after_fork();
+        l.clear_counts();
+        l.watchers.store(0, Relaxed);
+        l.managed.store(false, Relaxed);
+        // The lists are the parent's; their memory is left alone, for a lock of the allocator's own may be
+        // in any state here.
         // SAFETY: this is the child's only thread.
         unsafe {
-            l.watchers.store(0, Relaxed);
-            let had = !(*l.items.get()).is_empty() || !(*l.waiters.get()).is_empty();
-            // The lists are the parent's; their memory is left alone, for a lock of the allocator's
-            // own may be in any state here.
+            // In sets of which only the kernel knows here, until they are used.
+            l.blind.fetch_add((*l.items.get()).len() as u32, Relaxed);
             core::ptr::write(l.items.get(), Vec::new());
             core::ptr::write(l.waiters.get(), Vec::new());
-            if had {
-                l.blind.store(true, Relaxed);
-            }
         }
     });
 }
@@ -174,27 +280,29 @@ pub fn exec_prepare() {
             give_up(c, Why::Forked);
         }
     }
+    let until = now_ns() + 1_000_000_000;
+    let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited();
     let mut any = false;
     each_held(|c| {
         // A forked child that merely inherited it leaves the parent's ring alone.
-        if c.phase() == Phase::Managed && !close_on_exec(c) && !c.is_inherited() {
+        if mine(c) && !close_on_exec(c) {
             leave(c);
             any = true;
         }
     });
     if any {
-        let until = now_ns() + 1_000_000_000;
         each_held(|c| {
-            if !close_on_exec(c) && !c.is_inherited() {
+            if mine(c) && !close_on_exec(c) {
                 await_home(c, until);
             }
         });
     }
+    bring_shared_home(until, close_on_exec);
     // Those that exec closes have a holder less.
     if !EXECUTING.swap(true, SeqCst) {
         each_held(|c| {
             if close_on_exec(c) {
-                c.procs.fetch_sub(1, SeqCst);
+                c.holders.remove(holder_id());
             }
         });
     }
@@ -208,7 +316,7 @@ pub fn exec_failed() {
     if is_active() && !is_guest() && EXECUTING.swap(false, SeqCst) {
         each_held(|c| {
             if close_on_exec(c) {
-                c.procs.fetch_add(1, SeqCst);
+                c.holders.add(holder_id());
             }
         });
     }
@@ -231,38 +339,19 @@ fn leave(c: &Conn) {
 fn await_home(c: &'static Conn, until: i64) {
     while c.phase() == Phase::Managed && now_ns() < until {
         pump::drive(c);
-        let home = {
-            let mut b = c.lock_both();
-            let tx = b.tx.path() == crate::switch::TxPath::Tcp && !b.tx.pending();
-            tx && matches!(b.sw().rx(), crate::switch::RxPath::Tcp | crate::switch::RxPath::Replay)
-        };
-        if home || c.has_ended(END_EOF) {
+        if visit::is_home(&mut c.lock_both()) || c.has_ended(END_EOF) {
             return;
         }
         let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLIN, 2_000_000);
     }
 }
 
-/// A forked child waits for a connection in a way that only its parent's memory could serve: the
-/// connection returns to TCP, where both can wait for it.
-pub fn bring_home(c: &'static Conn) {
-    if c.phase() != Phase::Managed {
-        return;
-    }
-    leave(c);
-    await_home(c, now_ns() + 2_000_000_000);
-    let mut b = c.lock_both();
-    if c.phase() == Phase::Managed && b.sw().is_plain() {
-        c.set_phase(Phase::Plain);
-        c.why(Why::Forked);
-        c.stats().returns.fetch_add(1, Relaxed);
-        let sw = b.sw();
-        c.publish_paths(sw);
-    }
-}
-
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
 pub fn give_up(c: &'static Conn, why: Why) {
+    let until = now_ns() + 1_000_000_000;
+    if c.is_inherited() {
+        visit::settle(c);
+    }
     let managed = {
         let mut b = c.lock_both();
         match c.phase() {
@@ -280,7 +369,6 @@ pub fn give_up(c: &'static Conn, why: Why) {
         }
     };
     if managed {
-        let until = now_ns() + 1_000_000_000;
         pump::drive(c);
         await_home(c, until);
         {

@@ -133,13 +133,17 @@ impl Lock {
             let v = v | WAITERS;
             if futex_wait(&self.0, v, 50_000_000) == Err(libc::ETIMEDOUT) {
                 let holder = v & !WAITERS;
-                // SAFETY: signal 0 only asks whether the thread exists.
-                let gone = unsafe { sys!(libc::SYS_kill, holder, 0) } == Err(libc::ESRCH);
+                let gone = crate::process::is_dead(holder);
                 if gone && self.0.compare_exchange(v, me | WAITERS, Acquire, Relaxed).is_ok() {
                     return Guard(self);
                 }
             }
         }
+    }
+
+    /// Whether anybody holds it.
+    pub fn is_held(&self) -> bool {
+        self.0.load(Relaxed) != 0
     }
 
     /// In a forked child: whoever held this process-private lock is not here.

@@ -17,7 +17,7 @@ const CHUNK: usize = 64 << 10;
 /// As for the call.
 pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
     let Some(c) = table::conn(out) else { return Outcome::Bypass };
-    if !matches!(c.phase(), Phase::Raw | Phase::Managed) {
+    if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
         return Outcome::Bypass;
     }
     let mut buf = [0u8; CHUNK];
@@ -85,7 +85,7 @@ pub unsafe fn splice(
     _flags: c_uint,
 ) -> Outcome {
     for c in [table::conn(inp), table::conn(out)].into_iter().flatten() {
-        if matches!(c.phase(), Phase::Raw | Phase::Managed) {
+        if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
             c.evidence.store(false, Relaxed);
             process::give_up(c, Why::Feature);
         }

@@ -24,7 +24,7 @@ const INTERPOSED: &str = "
 
     sigaction __sigaction signal ssignal bsd_signal sysv_signal __sysv_signal sigset siginterrupt pthread_cancel
 
-    syscall _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
+    syscall fork _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
     _exit _Exit quick_exit
 ";
 

@@ -14,11 +14,6 @@ extern "C" fn before_fork() {
     keep_errno(|| unsafe { ops::fork_prepare() });
 }
 
-extern "C" fn after_fork_in_parent() {
-    // SAFETY: called by libc after `before_fork`, in the same thread.
-    keep_errno(|| unsafe { ops::fork_parent() });
-}
-
 extern "C" fn after_fork_in_child() {
     // SAFETY: called by libc after `before_fork`, in the copy of the same thread.
     keep_errno(|| unsafe { ops::fork_child() });
@@ -26,12 +21,22 @@ extern "C" fn after_fork_in_child() {
 
 /// Has libc call us around every `fork`.
 pub fn watch_forks() {
-    // SAFETY: the three functions live as long as the process.
+    // SAFETY: the functions live as long as the process.
     unsafe {
-        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
+        libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
     }
 }
 
+hook! {
+    /// The handlers are called inside; what they are not told is the result.
+    fn fork() -> pid_t {
+        let pid = real();
+        if pid != 0 {
+            keep_errno(|| ops::forked(pid));
+        }
+        pid
+    }
+}
 hook! {
     /// The `fork` that calls no handlers.
     fn _Fork() -> pid_t {
@@ -40,7 +45,7 @@ hook! {
         if pid == 0 {
             after_fork_in_child();
         } else {
-            after_fork_in_parent();
+            keep_errno(|| ops::forked(pid));
         }
         pid
     }

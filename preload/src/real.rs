@@ -197,7 +197,7 @@ table! {
     sigaction, __sigaction, signal, ssignal, bsd_signal, sysv_signal, __sysv_signal, sigset, siginterrupt,
     pthread_cancel,
     // process.rs
-    syscall, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
+    syscall, fork, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,
 }
 

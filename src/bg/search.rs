@@ -7,13 +7,14 @@ use super::*;
 
 impl Bg {
     pub(super) fn look(&mut self, conn: &'static Conn) {
+        let Some(conn) = adopt(conn) else { return };
         let gen = conn.gen.load(Relaxed);
         let ends = {
             let _b = conn.lock_both();
             if conn.phase() != Phase::Raw {
                 return;
             }
-            if conn.procs.load(SeqCst) != 1 {
+            if !upgrade::may_be_used(conn) {
                 // Until the other process has let go of it, which may be soon.
                 later(conn, 64);
                 conn.why(Why::Shared);
@@ -164,6 +165,17 @@ impl Bg {
         Some(look)
     }
 
+    /// A connection is not to be looked for any more, and not to be found.
+    pub(super) fn drop_looks(&mut self, conn: &Conn) {
+        if let Some(end) = self.end_of.remove(&(conn as *const Conn as usize)) {
+            // The same name may be that of a newer connection already.
+            if self.known.get(&end).is_some_and(|k| core::ptr::eq(k.conn, conn)) {
+                self.known.remove(&end);
+                self.drop_look(end);
+            }
+        }
+    }
+
     /// The search was in vain. If nobody was found the connection is looked for again when it has had
     /// several times as many calls; every other reason is final.
     pub(super) fn fail_look(&mut self, end: End, why: Why) {
@@ -216,7 +228,7 @@ impl Bg {
             Err(libc::EAGAIN) => return,
             Ok(None) | Err(_) => {
                 close_all(&fds);
-                if msg.is_err() && self.callers.contains_key(&fd) {
+                if matches!(msg, Err(libc::EPROTO)) && self.callers.contains_key(&fd) {
                     log(Level::Warn, format_args!("nonsense on a rendezvous socket: ignored"));
                 }
                 return self.hang_up(fd);
@@ -407,6 +419,57 @@ pub(super) fn later(conn: &Conn, calls: u32) {
 pub(super) fn soon(conn: &Conn) {
     later(conn, 16);
     conn.gentle.store(true, Relaxed);
+}
+
+/// A connection that was inherited, and that nobody else holds any more, becomes this process's own: it
+/// gets a record in our arena. `None`: not now.
+fn adopt(old: &'static Conn) -> Option<&'static Conn> {
+    if !old.is_inherited() {
+        return Some(old);
+    }
+    let me = crate::process::holder_id();
+    let local = old.local();
+    let b = old.lock_both();
+    let alone = old.phase() == Phase::Raw && old.holders.is_only(me);
+    if !alone || local.fd.load(Relaxed) < 0 || local.blind.load(Relaxed) > 0 {
+        later(old, 64);
+        return None;
+    }
+    let new = arena::alloc()?;
+    // As in an upgrade: who is inside the kernel has not been counted yet, who comes later waits for the locks.
+    let busy = || local.rx_inflight.load(SeqCst) > 0 || local.tx_inflight.load(SeqCst) > 0;
+    let calm = !busy() && {
+        old.set_phase(Phase::Managed);
+        let calm = !busy();
+        if !calm {
+            old.set_phase(Phase::Raw);
+        }
+        calm
+    };
+    if !calm {
+        arena::forget(new);
+        soon(old);
+        return None;
+    }
+    new.take_over(old);
+    epoll::moved(old, new);
+    for fd in 0..=table::highest() {
+        if table::is(fd, old) {
+            table::put_conn(fd, new);
+        }
+    }
+    new.set_phase(Phase::Raw);
+    old.set_phase(Phase::Closed);
+    drop(b);
+    old.notify();
+    let s = old.stats();
+    if s.tx_bytes_tcp.load(Relaxed) + s.rx_bytes_tcp.load(Relaxed) + u64::from(s.upgrades.load(Relaxed)) > 0 {
+        arena::free(old);
+    } else {
+        // The process that handed it on has done nothing with it.
+        arena::forget(old);
+    }
+    Some(new)
 }
 
 pub(super) fn make_plain(conn: &Conn, why: Why) {

@@ -99,7 +99,7 @@ impl Bg {
                     conn.lock_both().sw().disarm();
                     return self.unmanage(conn, Why::PeerUser);
                 }
-                if conn.unconfirmable.load(SeqCst) {
+                if conn.unconfirmable.load(SeqCst) || crate::process::is_ending() {
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
                     self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
@@ -226,14 +226,14 @@ impl Bg {
         }
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
-        if conn.phase() != Phase::Raw || fd < 0 {
+        if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() {
             return Err(Some(Why::Refused));
         }
-        if conn.procs.load(SeqCst) != 1 || conn.local().blind.load(Relaxed) {
+        if conn.is_inherited() || !may_be_used(conn) {
             return Err(Some(Why::Shared));
         }
         // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
-        let busy = || conn.rx_inflight.load(SeqCst) > 0 || conn.tx_inflight.load(SeqCst) > 0;
+        let busy = || conn.local().rx_inflight.load(SeqCst) > 0 || conn.local().tx_inflight.load(SeqCst) > 0;
         if busy() {
             conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
@@ -255,11 +255,7 @@ impl Bg {
                 if chaos::is_on() {
                     self.restless.push((conn, conn.gen.load(Relaxed), chaos::leave_at()));
                 }
-                self.watch(
-                    fd,
-                    conn as *const Conn as u64 | token::CONN,
-                    libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
-                );
+                self.watch(fd, conn as *const Conn as u64 | token::CONN, CONN_EVENTS);
                 Ok(ok)
             }
             Err(why) => {
@@ -294,6 +290,9 @@ impl Bg {
         let next = conn.next_try.load(Relaxed);
         if chaos::is_on() && next != u32::MAX {
             conn.next_try.store(calls + chaos::calls(0), Relaxed);
+        } else if conn.visited.load(Relaxed) && next != u32::MAX {
+            // Until the visitor has let go of it, which may be soon.
+            conn.next_try.store(calls.saturating_add(64), Relaxed);
         } else {
             conn.next_try.store(next.max(calls.saturating_mul(2)), Relaxed);
         }
@@ -338,13 +337,7 @@ impl Bg {
         if conn.phase() != Phase::Closed {
             return;
         }
-        if let Some(end) = self.end_of.remove(&(conn as *const Conn as usize)) {
-            // The same name may be that of a newer connection already.
-            if self.known.get(&end).is_some_and(|k| core::ptr::eq(k.conn, conn)) {
-                self.known.remove(&end);
-                self.drop_look(end);
-            }
-        }
+        self.drop_looks(conn);
         {
             let mut b = conn.lock_both();
             self.detach(&mut b, conn);
@@ -389,6 +382,22 @@ impl Bg {
     }
 }
 
+/// Whether a connection of ours may be upgraded as far as other processes go: those that merely have a copy
+/// of the fd do no harm, those that use it do.
+pub(super) fn may_be_used(conn: &Conn) -> bool {
+    if !conn.visited.load(SeqCst) {
+        return true;
+    }
+    if !conn.holders.is_only(crate::process::holder_id()) {
+        return false;
+    }
+    conn.visited.store(false, SeqCst);
+    // A child that was forked meanwhile has been counted before it could visit.
+    let only = conn.holders.is_only(crate::process::holder_id());
+    conn.visited.store(!only, SeqCst);
+    only
+}
+
 /// Sets up slot, ring and switch. Under both locks.
 pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c_int) -> Result<(u32, [u8; 16]), Why> {
     const RDHUP: i16 = libc::POLLRDHUP;
@@ -425,6 +434,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);
     b.sw().arm(nonce);
+    let n = conn.upgrade_no.fetch_add(1, SeqCst).wrapping_add(1);
+    // Children that are forked from here on inherit the mappings.
+    conn.local().mapped.store(n, Release);
     conn.stats().link.store(1, Relaxed);
     Ok((slot, nonce))
 }

@@ -38,8 +38,8 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
         return Outcome::Bypass;
     }
     let Some(conn) = table::conn(fd) else { return Outcome::Bypass };
-    if conn.phase() == Phase::Managed && conn.is_inherited() {
-        crate::process::bring_home(conn);
+    if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
+        crate::visit::settle(conn);
     }
     if matches!(conn.phase(), Phase::Plain | Phase::Closed) && conn.local_items_empty() {
         return Outcome::Bypass;

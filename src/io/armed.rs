@@ -103,13 +103,18 @@ pub(super) fn ring_peek(rx: &mut Rx, b: Bufs, at: usize) -> Take {
 /// that peeks until it sees enough must see more than ends at the mark.
 pub(super) fn armed_peek(fd: c_int, conn: &Conn, rx: &mut Rx, b: Bufs, before: usize) -> Take {
     match tcp_take(fd, conn, b, before, libc::MSG_PEEK) {
-        Take::Got(n) if n == before && rx.ring().is_attached() => ring_peek(rx, b, n),
+        Take::Got(n) if n == before && conn.is_mapped() && rx.ring().is_attached() => ring_peek(rx, b, n),
         t => t,
     }
 }
 
 /// What stands at the front, with all that may be taken at once, and whether the mark is behind it.
 pub(super) fn armed_front(conn: &Conn, rx: &mut Rx) -> (Front, bool) {
+    if !conn.is_mapped() {
+        // Only the process that manages it knows where the mark begins.
+        let n = conn.rx_safe.load(SeqCst).saturating_sub(conn.rx_tcp.load(Relaxed));
+        return (if n > 0 { Front::App(n as usize) } else { Front::Wait }, false);
+    }
     match before_mark(conn, rx) {
         (0, _) => (front(rx), false),
         (n, whole) => (Front::App(n), whole),

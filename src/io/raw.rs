@@ -32,12 +32,12 @@ pub(super) fn recv_raw(
                 return Step::Return(Outcome::Fail(e));
             }
         }
-        conn.rx_inflight.fetch_add(1, SeqCst);
+        conn.local().rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-            leave_kernel(conn, &conn.rx_inflight);
+            leave_kernel(conn, &conn.local().rx_inflight);
             return Step::Again;
         }
-        let mut if_left = || leave_kernel(conn, &conn.rx_inflight);
+        let mut if_left = || leave_kernel(conn, &conn.local().rx_inflight);
         let sleep = (may_wait && !gentle).then_some(Sleep { since, any: any(b), if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
         if let Ok(n) = r {
@@ -46,7 +46,7 @@ pub(super) fn recv_raw(
                 conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
             }
         }
-        leave_kernel(conn, &conn.rx_inflight);
+        leave_kernel(conn, &conn.local().rx_inflight);
         match r {
             Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
                 let timeout = conn.rcvtimeo.load(Relaxed);
@@ -115,9 +115,9 @@ fn stand_back(conn: &Conn) {
     if conn.hold.load(SeqCst) {
         let epoch = conn.epoch.load(SeqCst);
         if conn.hold.load(SeqCst) {
-            conn.fut_rx.fetch_add(1, SeqCst);
+            conn.local().fut_rx.fetch_add(1, SeqCst);
             let _ = crate::sync::futex_wait(&conn.epoch, epoch, 5_000_000);
-            conn.fut_rx.fetch_sub(1, SeqCst);
+            conn.local().fut_rx.fetch_sub(1, SeqCst);
         }
     }
 }
@@ -125,7 +125,7 @@ fn stand_back(conn: &Conn) {
 /// Waits in the kernel, with its own rules for timeouts, until something can be read or the connection is
 /// managed. `any`: every handler ends the call.
 fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errno> {
-    conn.peekers.fetch_add(1, SeqCst);
+    conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         let mut byte = 0u8;
         let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
@@ -141,7 +141,7 @@ fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errn
 
 /// A thread waits in the kernel no more.
 pub fn end_peek(conn: &Conn) {
-    if conn.peekers.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
+    if conn.local().peekers.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
         // The mark was left for us.
         conn.ask(ask::PUMP);
     }
@@ -163,9 +163,9 @@ pub(super) fn send_raw(
         if may_wait {
             stand_back(conn);
         }
-        conn.tx_inflight.fetch_add(1, SeqCst);
+        conn.local().tx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
-            leave_kernel(conn, &conn.tx_inflight);
+            leave_kernel(conn, &conn.local().tx_inflight);
             return Step::Again;
         }
         let left = b.len();
@@ -173,7 +173,7 @@ pub(super) fn send_raw(
         let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
-        let mut if_left = || leave_kernel(conn, &conn.tx_inflight);
+        let mut if_left = || leave_kernel(conn, &conn.local().tx_inflight);
         let how = may_wait.then_some(Sleep { since, any: timed || b.skip > 0, if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more, how);
         if let Ok(n) = r {
@@ -181,7 +181,7 @@ pub(super) fn send_raw(
             conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
             note_bytes(conn, n);
         }
-        leave_kernel(conn, &conn.tx_inflight);
+        leave_kernel(conn, &conn.local().tx_inflight);
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call.
             Ok(n) if n < left && n == asked => b.skip += n,
@@ -217,9 +217,14 @@ fn note_bytes(conn: &Conn, n: usize) {
 /// Enough has gone through it to be worth a ring: looks for the peer.
 #[cold]
 fn look(conn: &Conn, calls: u32) {
+    if conn.is_inherited() && !conn.holders.is_only(crate::process::holder_id()) {
+        // Until the other processes have let go of it, which may be soon.
+        conn.next_try.store(calls.saturating_add(64), Relaxed);
+        return;
+    }
     let again = calls.saturating_add(chaos::again(calls.saturating_mul(3)));
     conn.next_try.store(again.max(calls.saturating_add(1)), Relaxed);
-    if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) {
+    if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) > 0 {
         conn.why(Why::Unseen);
         return;
     }

@@ -14,7 +14,8 @@ pub(super) fn wait(
     begun: bool,
     since: Since,
 ) -> Result<(), Errno> {
-    let (bits, count): (u32, &AtomicU32) = if to_write { (FUTEX_TX, &conn.fut_tx) } else { (FUTEX_RX, &conn.fut_rx) };
+    let (bits, count): (u32, &AtomicU32) =
+        if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
@@ -52,7 +53,7 @@ pub(super) fn wait(
             Sleep { since, any: deadline > 0 || begun, if_left: &mut || woken(conn, bits, count) }
         });
         if conn.is_inherited() {
-            // The background thread that watches it is another process's, which may have let go of it.
+            // The background thread that watched it was another process's, which is dead.
             pump::quick(conn);
         }
         if r == Err(libc::EINTR) {

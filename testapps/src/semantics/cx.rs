@@ -90,11 +90,13 @@ pub enum Op {
     Fionread,
     /// Waits at most (1) milliseconds for events (2); the answer is those that are there.
     Poll,
+    /// Forgets how far the streams have come.
+    Restart,
     /// Ends.
     Quit,
 }
 
-const OPS: [Op; 16] = [
+const OPS: [Op; 17] = [
     Op::Listen,
     Op::Accept,
     Op::Connect,
@@ -110,6 +112,7 @@ const OPS: [Op; 16] = [
     Op::Linger,
     Op::Fionread,
     Op::Poll,
+    Op::Restart,
     Op::Quit,
 ];
 
@@ -257,6 +260,7 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
         Op::Linger => sys::set_linger(e.fd, true, a as i32)?,
         Op::Fionread => return sys::fionread(e.fd).map(|n| n as u64),
         Op::Poll => return sys::wait1(e.fd, b as i16, a as i32).map(|n| n as u64),
+        Op::Restart => (e.tx, e.rx) = (0, 0),
         Op::Quit => {}
     }
     Ok(0)
@@ -272,13 +276,15 @@ pub struct Cx {
     /// Bytes received so far.
     pub rx: u64,
     open: usize,
+    /// The connection must leave TCP.
+    ring: bool,
 }
 
 impl Cx {
     /// Connects (or, with `accept`, accepts) and warms up. With `ring`, goes on until the bytes
     /// have left TCP.
     pub fn new(ctl: RawFd, accept: bool, ring: bool) -> Result<Cx, Why> {
-        let mut cx = Cx { fd: -1, ctl, tx: 0, rx: 0, open: 0 };
+        let mut cx = Cx { fd: -1, ctl, tx: 0, rx: 0, open: 0, ring };
         if accept {
             let (l, port) = sys::listen(0, 8)?;
             cx.post(Op::Connect, port as u64, 0, 0)?;
@@ -291,19 +297,38 @@ impl Cx {
             cx.fd = sys::connect(port as u16)?;
             cx.wait()?;
         }
-        cx.warm(80, 12)?;
-        if ring {
-            for i in 0..400 {
-                let before = sys::tcp_bytes(cx.fd)?;
-                cx.warm(4, 0)?;
-                if sys::tcp_bytes(cx.fd)? == before {
-                    return Ok(cx);
-                }
-                util::pause_ms(if i % 10 == 9 { 20 } else { 1 });
-            }
-            return Err(Why("the connection never left TCP".into()));
-        }
+        cx.leave_tcp()?;
         Ok(cx)
+    }
+
+    /// Warms up; with `--ring`, until the bytes have left TCP.
+    pub fn leave_tcp(&mut self) -> Res {
+        self.warm(80, 12)?;
+        if !self.ring {
+            return Ok(());
+        }
+        for i in 0..400 {
+            let before = sys::tcp_bytes(self.fd)?;
+            self.warm(4, 0)?;
+            if sys::tcp_bytes(self.fd)? == before {
+                return Ok(());
+            }
+            util::pause_ms(if i % 10 == 9 { 20 } else { 1 });
+        }
+        Err(Why("the connection never left TCP".into()))
+    }
+
+    /// The same puppet with a new connection, which is not warmed up.
+    pub fn renew(&mut self) -> Res {
+        sys::close(self.fd)?;
+        self.tell(Op::Close, 0, 0, 0)?;
+        self.tell(Op::Restart, 0, 0, 0)?;
+        let port = self.tell(Op::Listen, 0, 0, 0)?;
+        self.post(Op::Accept, 0, 0, 0)?;
+        self.fd = sys::connect(port as u16)?;
+        self.wait()?;
+        (self.tx, self.rx) = (0, 0);
+        Ok(())
     }
 
     /// Exchanges `n` small messages both ways with `pauses` pauses of 5 ms.
@@ -442,6 +467,6 @@ impl Cx {
 
     /// The same streams, seen by another thread or through another fd.
     pub fn with_fd(&self, fd: RawFd) -> Cx {
-        Cx { fd, ctl: -1, tx: self.tx, rx: self.rx, open: 0 }
+        Cx { fd, ctl: -1, tx: self.tx, rx: self.rx, open: 0, ring: false }
     }
 }

@@ -7,6 +7,7 @@ mod bulk;
 mod cancel;
 pub mod cx;
 mod ends;
+mod family;
 mod handlers;
 mod procs;
 mod signals;
@@ -32,6 +33,7 @@ fn all() -> Vec<Check> {
         cancel::CHECKS,
         threads::CHECKS,
         procs::CHECKS,
+        family::CHECKS,
         bulk::CHECKS,
     ];
     lists.concat()

@@ -40,7 +40,8 @@ pub const CHECKS: &[Check] = &[
     ("exit-with-pending", exit_pending),
 ];
 
-fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
+/// Forks a child that runs `f`.
+pub fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
     let pid = sys::fork()?;
     if pid == 0 {
         sys::end_with_parent();
@@ -56,7 +57,8 @@ fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
     Ok(pid)
 }
 
-fn reap(pid: libc::pid_t) -> Res {
+/// Waits for a child that is to end well.
+pub fn reap(pid: libc::pid_t) -> Res {
     same!(sys::waitpid(pid)?, 0, "status of the forked child");
     Ok(())
 }
@@ -75,7 +77,7 @@ fn plug(fd: RawFd) -> Res {
 }
 
 /// Closes the check's fd and lets the peer see that.
-fn bye(cx: &mut Cx) -> Result<RawFd, Why> {
+pub fn bye(cx: &mut Cx) -> Result<RawFd, Why> {
     plug(cx.fd)?;
     sys::close(cx.fd)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads at the end");

@@ -1,0 +1,111 @@
+//! Sets that a process has inherited over `fork`. The kernel's set is one for both; what the library knows of
+//! it, and the connections that it took out of it, are each process's own.
+
+use super::*;
+use crate::{process, visit};
+
+impl Set {
+    /// Whether this process has only inherited it.
+    #[inline]
+    pub(super) fn is_inherited(&self) -> bool {
+        self.life.load(Relaxed) != process::life()
+    }
+
+    /// In a forked child, before it has more than one thread.
+    fn reset_after_fork(&self) {
+        if self.lock.is_held() {
+            // Another thread of the parent was changing the lists.
+            // SAFETY: nobody else is here; the parent's memory is left alone.
+            unsafe { core::ptr::write(self.inner.get(), Inner::default()) };
+        }
+        self.lock.reset_after_fork();
+        self.bell_lock.reset_after_fork();
+        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.unaware] {
+            w.store(0, Relaxed);
+        }
+        self.exposed.store(false, Relaxed);
+    }
+
+    /// The child uses the set: its connections come home, and are looked after by the kernel.
+    #[cold]
+    pub(super) fn adopt(&'static self) {
+        let before = self.life.load(Relaxed);
+        let now = process::life();
+        if before == now || self.life.compare_exchange(before, now, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        let items: Vec<(Key, Item)> = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            inner.ready.clear();
+            inner.moving.clear();
+            inner.items.drain().collect()
+        };
+        for (key, item) in items {
+            let (fd, conn) = (key.fd, item.conn);
+            if !table::is(fd, conn) || conn.gen.load(Relaxed) != item.gen {
+                continue;
+            }
+            visit::settle(conn);
+            // Its owner took it out of the kernel's set, and puts it back if it still lives.
+            let events = if item.spent { item.events & NOT_EVENTS } else { item.events };
+            let ev = epoll_event { events, u64: item.data };
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
+            let ev = epoll_event { events: item.events, u64: item.data };
+            let item = Item { spent: item.spent, ..Item::new(conn, &ev, false) };
+            let local = conn.local();
+            let _lg = local.lock.lock();
+            let _sg = self.lock.lock();
+            // SAFETY: guarded by `local.lock` and `lock`.
+            unsafe {
+                (*self.inner.get()).items.insert(key, item);
+                (*local.items.get()).push((self, fd));
+            }
+            conn.watcher_added();
+            saw(conn);
+        }
+    }
+}
+
+/// A set that has the connection is not inherited, or not there, any more.
+pub(super) fn saw(conn: &Conn) {
+    let _ = conn.local().blind.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1));
+}
+
+/// The connection `old`, which is not managed, goes on as `new`.
+pub fn moved(old: &'static Conn, new: &'static Conn) {
+    let (from, to) = (old.local(), new.local());
+    let _og = from.lock.lock();
+    let _ng = to.lock.lock();
+    // SAFETY: guarded by `local.lock`, both of them.
+    let (theirs, ours) = unsafe { (&mut *from.items.get(), &mut *to.items.get()) };
+    for (set, fd) in theirs.drain(..) {
+        // SAFETY: sets are never freed.
+        let s = unsafe { &*set };
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let items = unsafe { &mut (*s.inner.get()).items };
+        if let Some(i) = items.remove(&Key::new(fd, old)) {
+            let ev = epoll_event { events: i.events, u64: i.data };
+            items.insert(Key::new(fd, new), Item { spent: i.spent, ..Item::new(new, &ev, false) });
+            ours.push((set, fd));
+        }
+    }
+    to.watchers.store(ours.len() as u32, SeqCst);
+    from.watchers.store(0, SeqCst);
+}
+
+/// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.
+pub fn reset_after_fork() {
+    FREE_LOCK.reset_after_fork();
+    EXPOSED.lock.reset_after_fork();
+    // SAFETY: this is the child's only thread.
+    unsafe { core::ptr::write(EXPOSED.sets.get(), Vec::new()) };
+    FREE.store(core::ptr::null_mut(), Relaxed);
+    for fd in 0..=table::highest() {
+        if let Entry::Set(s) = table::get(fd) {
+            s.reset_after_fork();
+        }
+    }
+}

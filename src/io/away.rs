@@ -1,0 +1,100 @@
+//! Sending and receiving while the connection is another process's to bring home.
+
+use super::*;
+
+/// A signal ends a wait only if it has lasted longer than a return usually takes.
+const PATIENCE_NS: i64 = 100_000_000;
+
+/// Waits for a connection that is away. True: look again.
+fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno> {
+    let look = visit::look(conn);
+    let now = now_ns();
+    if look == visit::Look::Signal && now - begun > PATIENCE_NS {
+        return Err(libc::EINTR);
+    }
+    if matches!(look, visit::Look::Away | visit::Look::Signal) && now >= until {
+        conn.local().hasty.store(true, Relaxed);
+        return Err(libc::EAGAIN);
+    }
+    Ok(())
+}
+
+/// Another process is to bring the connection home; what comes by TCP on the way is read here.
+pub(super) fn recv_away(
+    fd: c_int,
+    conn: &'static Conn,
+    b: &mut Bufs,
+    msg: Option<&mut msghdr>,
+    flags: c_int,
+    may_wait: bool,
+) -> Step {
+    let begun = now_ns();
+    let until = visit::until(conn, may_wait, conn.rcvtimeo.load(Relaxed));
+    if let Some(m) = msg {
+        m.msg_namelen = 0;
+        m.msg_controllen = 0;
+        m.msg_flags = 0;
+    }
+    loop {
+        if b.len() > 0 {
+            match take(fd, conn, *b, flags) {
+                Take::Got(n) if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && n < b.len() => {
+                    b.skip += n;
+                    continue;
+                }
+                Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
+                Take::End => return Step::Return(Outcome::Done(0)),
+                Take::Error(e) => return Step::Return(Outcome::Fail(e)),
+                Take::Gone => return Step::Again,
+                Take::Empty => {}
+            }
+        }
+        if let Err(e) = await_owner(conn, begun, until) {
+            return Step::Return(Outcome::Fail(e));
+        }
+        if conn.phase() != Phase::Away {
+            return Step::Again;
+        }
+        if !may_wait && visit::is_home(&mut conn.lock_both()) {
+            // All that is there has been looked at.
+            return match take(fd, conn, *b, flags) {
+                Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
+                Take::End => Step::Return(Outcome::Done(0)),
+                Take::Error(e) => Step::Return(Outcome::Fail(e)),
+                Take::Gone => Step::Again,
+                Take::Empty => Step::Return(Outcome::Fail(libc::EAGAIN)),
+            };
+        }
+    }
+}
+
+/// See [`recv_away`].
+pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
+    let begun = now_ns();
+    let until = visit::until(conn, may_wait, conn.sndtimeo.load(Relaxed));
+    loop {
+        match put(fd, conn, *b, flags) {
+            Put::Sent(n) if may_wait && n < b.len() => {
+                b.skip += n;
+                continue;
+            }
+            Put::Sent(n) => return Step::Return(Outcome::Done(n as isize)),
+            Put::Gone => return Step::Again,
+            Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
+            Put::Error(e) => return Step::Return(Outcome::Fail(e)),
+            Put::Full if visit::is_home(&mut conn.lock_both()) => {
+                if !may_wait {
+                    return Step::Return(Outcome::Fail(libc::EAGAIN));
+                }
+                let _ = crate::poll::wait_one(fd, libc::POLLOUT, 5_000_000);
+            }
+            Put::Full => {}
+        }
+        if let Err(e) = await_owner(conn, begun, until) {
+            return Step::Return(Outcome::Fail(e));
+        }
+        if conn.phase() != Phase::Away {
+            return Step::Again;
+        }
+    }
+}

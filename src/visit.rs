@@ -1,0 +1,225 @@
+//! Connections that a process has inherited over `fork`.
+//!
+//! Only the process that upgraded a connection (its owner) uses its rings: the memory, the bells, the epoll
+//! sets are its own. A child that merely has a copy of the fd changes nothing. A child that *uses* it
+//! visits: it asks the owner to bring the connection back to TCP, where every process is equal, and from
+//! then on it stays there until only one process holds it. The owner's background thread is woken by an
+//! eventfd that it made before the fork.
+//!
+//! An owner that was killed, or a peer that is gone, brings nothing back. Then a child whose parent had
+//! upgraded the connection before the fork has the rings mapped and goes on by itself (`Local::direct`);
+//! one that has not fails the connection if bytes are missing.
+
+use crate::conn::*;
+use crate::ring::{RxRing, TxRing};
+use crate::stats::Why;
+use crate::switch::{RxPath, TxPath};
+use crate::sync::{futex_wait, now_ns};
+use crate::sys::sys;
+use crate::{bell, bg, fdhigh, poll, process, pump, rendezvous};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use libc::c_int;
+
+/// How long a call that must not wait stays for a return, which takes as long as two processes need to be woken.
+const SHORT_NS: i64 = 1_000_000_000;
+/// How long one look at a connection that is away lasts.
+const SLICE_NS: i64 = 5_000_000;
+
+/// This process's bell for its children, or -1.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+
+const ANCESTORS: usize = 32;
+/// The bells of those that this process descends from.
+static FDS: [AtomicI32; ANCESTORS] = [const { AtomicI32::new(-1) }; ANCESTORS];
+static LIVES: [AtomicU32; ANCESTORS] = [const { AtomicU32::new(0) }; ANCESTORS];
+
+/// Before a fork: makes the bell by which the child can ask for connections.
+pub fn offer_bell() {
+    if BELL.load(Acquire) >= 0 {
+        return;
+    }
+    // SAFETY: no preconditions.
+    let Ok(fd) = (unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }) else { return };
+    let fd = fdhigh::move_high(fd as c_int);
+    if BELL.compare_exchange(-1, fd, AcqRel, Acquire).is_err() {
+        // Another thread forks, too.
+        crate::sys::close(fd);
+        return;
+    }
+    bg::watch_visitors(fd);
+}
+
+/// The bell that children ring.
+pub fn own_bell() -> Option<c_int> {
+    Some(BELL.load(Acquire)).filter(|fd| *fd >= 0)
+}
+
+/// In a forked child: the bell is the parent's.
+pub fn reset_after_fork(parents_life: u32) {
+    let fd = BELL.swap(-1, Relaxed);
+    if fd < 0 {
+        return;
+    }
+    let place = FDS.iter().position(|f| f.load(Relaxed) < 0).unwrap_or(0);
+    let old = FDS[place].swap(fd, Relaxed);
+    LIVES[place].store(parents_life, Relaxed);
+    if old >= 0 {
+        crate::sys::close(old);
+    }
+}
+
+/// Asks a connection's owner to bring it home.
+fn call_owner(c: &Conn) {
+    c.wanted.store(true, SeqCst);
+    for (fd, life) in FDS.iter().zip(&LIVES) {
+        if life.load(Relaxed) == c.owner && fd.load(Relaxed) >= 0 {
+            bell::ring_fd(fd.load(Relaxed));
+        }
+    }
+}
+
+/// Whether all that is to come, and to go, comes and goes by TCP.
+pub fn is_home(b: &mut Both) -> bool {
+    let tx = b.tx.path() == TxPath::Tcp && !b.tx.pending();
+    tx && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay)
+}
+
+/// Before a process that inherited `c` uses it. From then on only TCP serves it, until one process alone holds it.
+#[inline]
+pub fn arrive(c: &Conn) {
+    if c.is_inherited() && !c.visited.load(Relaxed) {
+        let _b = c.lock_both();
+        c.visited.store(true, SeqCst);
+    }
+}
+
+/// What a look at a connection that is away came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// It is not away any more.
+    Back,
+    /// Both directions use TCP; the one to read still repeats what was in the ring.
+    Home,
+    /// Not yet.
+    Away,
+    /// A signal came meanwhile.
+    Signal,
+}
+
+/// Asks for a connection that is away, and waits for a moment.
+pub fn look(c: &'static Conn) -> Look {
+    arrive(c);
+    let epoch = c.epoch.load(SeqCst);
+    let rx = {
+        let mut b = c.lock_both();
+        if c.phase() != Phase::Away {
+            return Look::Back;
+        }
+        if is_home(&mut b) {
+            if c.is_let_go() && b.sw().is_plain() {
+                // What the kernel counts includes marks, frames and repeated bytes.
+                if let Some((tx, rx)) = rendezvous::kernel_counts(c.local().fd.load(Relaxed), c.connector.load(Relaxed))
+                {
+                    c.tx_tcp.store(tx, Relaxed);
+                    c.rx_tcp.store(rx, Relaxed);
+                }
+                c.set_phase(Phase::Raw);
+                return Look::Back;
+            }
+            if !b.sw().is_plain() {
+                return Look::Home;
+            }
+        }
+        b.rx.path()
+    };
+    let owner_dead = process::is_dead(c.owner_pid);
+    if owner_dead || c.has_ended(END_EOF) {
+        if c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
+            go_on(c, owner_dead);
+            return Look::Back;
+        }
+        if owner_dead {
+            abandon(c);
+            return Look::Back;
+        }
+    }
+    call_owner(c);
+    let r = if matches!(rx, RxPath::Tcp | RxPath::Armed | RxPath::Replay) {
+        // What comes is the caller's to read. (It may be the first part of a mark, which is not.)
+        let fd = c.local().fd.load(Relaxed);
+        match poll::wait_one(fd, libc::POLLIN, SLICE_NS) {
+            Ok(1) => futex_wait(&c.epoch, epoch, SLICE_NS / 20),
+            r => r,
+        }
+    } else {
+        futex_wait(&c.epoch, epoch, SLICE_NS)
+    };
+    match c.phase() {
+        Phase::Away if r == Err(libc::EINTR) => Look::Signal,
+        Phase::Away => Look::Away,
+        _ => Look::Back,
+    }
+}
+
+/// The owner cannot bring it home any more, but the rings are mapped here, too.
+fn go_on(c: &'static Conn, owner_dead: bool) {
+    c.local().direct.store(true, SeqCst);
+    if owner_dead {
+        c.lock_both().sw().leave();
+        pump::drive(c);
+    }
+}
+
+/// The owner is dead, and its rings are out of reach.
+fn abandon(c: &'static Conn) {
+    let mut b = c.lock_both();
+    if c.phase() != Phase::Away {
+        return;
+    }
+    let lost = !b.sw().is_plain();
+    *b.sw() = crate::switch::Switch::new();
+    *b.tx.ring() = TxRing::default();
+    *b.rx.ring() = RxRing::default();
+    c.attach(core::ptr::null_mut(), 0, core::ptr::null());
+    if lost {
+        // The kernel resets it at both ends: nothing may look like a proper end.
+        let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+        // SAFETY: the address is readable for its length.
+        let _ = unsafe { sys!(libc::SYS_connect, c.local().fd.load(Relaxed), &unspec, size_of_val(&unspec)) };
+        c.fail(libc::ECONNRESET);
+        c.why(Why::Forked);
+        c.set_phase(Phase::Plain);
+    } else {
+        c.set_phase(Phase::Raw);
+    }
+}
+
+/// Brings a connection that is away home, so that the kernel's calls do with it what the program means.
+/// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about.)
+pub fn settle(c: &'static Conn) -> bool {
+    arrive(c);
+    if c.phase() != Phase::Away {
+        return true;
+    }
+    let l = c.local();
+    let until = now_ns() + if l.hasty.load(Relaxed) { SLICE_NS } else { SHORT_NS };
+    loop {
+        if matches!(look(c), Look::Back | Look::Home) {
+            return true;
+        }
+        if now_ns() >= until {
+            l.hasty.store(true, Relaxed);
+            return false;
+        }
+    }
+}
+
+/// The time at which a call gives up waiting: `timeout` in ns, 0: none.
+pub fn until(c: &Conn, may_wait: bool, timeout: i64) -> i64 {
+    match (may_wait, timeout) {
+        (true, 0) => i64::MAX,
+        (true, t) => now_ns().saturating_add(t),
+        _ if c.local().hasty.load(Relaxed) => now_ns() + SLICE_NS,
+        _ => now_ns() + SHORT_NS,
+    }
+}
