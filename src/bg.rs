@@ -21,6 +21,7 @@ use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 mod search;
+mod unseen;
 mod upgrade;
 
 use search::make_plain;
@@ -236,6 +237,7 @@ struct Bg {
     ask_later: Vec<([u8; 16], Tuple)>,
     /// With `RINGSOCK_CHAOS`: connections on rings, their generations, and when they are to return.
     restless: Vec<(&'static Conn, u32, i64)>,
+    unseen: unseen::Unseen,
 }
 
 fn key(l: &Link) -> usize {
@@ -268,6 +270,7 @@ impl Bg {
             unsent: HashMap::new(),
             ask_later: Vec::new(),
             restless: Vec::new(),
+            unseen: unseen::Unseen::default(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);

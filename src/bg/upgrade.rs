@@ -224,6 +224,10 @@ impl Bg {
         if l.dead.load(SeqCst) {
             return Err(Some(Why::Refused));
         }
+        if self.unseen.has(conn) {
+            make_plain(conn, Why::Unseen);
+            return Err(Some(Why::Unseen));
+        }
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() {

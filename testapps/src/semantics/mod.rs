@@ -8,6 +8,7 @@ mod cancel;
 pub mod cx;
 mod ends;
 mod family;
+mod found;
 mod handlers;
 mod procs;
 mod signals;
@@ -35,6 +36,7 @@ fn all() -> Vec<Check> {
         procs::CHECKS,
         family::CHECKS,
         bulk::CHECKS,
+        found::CHECKS,
     ];
     lists.concat()
 }

@@ -1,0 +1,170 @@
+//! What other projects' test suites found, on connections of their own that are new when they begin.
+
+use super::cx::{Cx, Res};
+use super::Check;
+use crate::{ensure, same, sys, util};
+use libc::{EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, SOL_SOCKET};
+use std::os::fd::RawFd;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("epoll-by-own-system-calls", unseen_epoll),
+    ("close-with-more-to-come", close_early),
+    ("send-buffer-is-a-bound", send_buffer),
+    ("many-pieces-when-new", many_pieces),
+];
+
+/// Both ends of a new connection.
+fn pair() -> Result<(RawFd, RawFd), super::cx::Why> {
+    let (l, port) = sys::listen(0, 4)?;
+    let a = sys::connect(port)?;
+    let b = sys::accept(l, 0)?;
+    sys::close(l)?;
+    Ok((a, b))
+}
+
+/// So much to and fro that a connection has every reason to move.
+fn warm(a: RawFd, b: RawFd, rounds: usize) -> Res {
+    let mut buf = [0; 16];
+    for i in 0..rounds {
+        for (from, to) in [(a, b), (b, a)] {
+            sys::write_all(from, &[i as u8; 16])?;
+            sys::read_exact(to, &mut buf)?;
+            same!(buf, [i as u8; 16], "bytes of round {i}");
+        }
+        if i % 8 == 7 {
+            util::pause_ms(3);
+        }
+    }
+    Ok(())
+}
+
+/// A system call that no library sees.
+fn own_call(n: libc::c_long, a: usize, b: usize, c: usize, d: usize) -> isize {
+    let ret: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the system call convention; the callers pass what the call expects.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
+            in("r10") d, in("r8") 0usize, in("r9") 8usize, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("svc 0", in("x8") n, inlateout("x0") a as isize => ret, in("x1") b, in("x2") c,
+            in("x3") d, in("x4") 0usize, in("x5") 8usize, options(nostack));
+    }
+    ret
+}
+
+/// A program that reads and writes by libc, and blocks there, but has an epoll set made by its own system calls.
+fn unseen_epoll(cx: &mut Cx) -> Res {
+    let (a, b) = pair()?;
+    let ep = own_call(libc::SYS_epoll_create1, 0, 0, 0, 0);
+    ensure!(ep >= 0, "epoll_create1: {ep}");
+    let mut ev = libc::epoll_event { events: EPOLLIN as u32, u64: 7 };
+    let r = own_call(libc::SYS_epoll_ctl, ep as usize, EPOLL_CTL_ADD as usize, b as usize, &raw mut ev as usize);
+    same!(r, 0, "epoll_ctl");
+    let mut wait = |ms: usize| own_call(libc::SYS_epoll_pwait, ep as usize, &raw mut ev as usize, 1, ms);
+    let mut buf = [0; 40];
+    for i in 0..60 {
+        sys::write_all(a, &[i; 40])?;
+        same!(wait(2000), 1, "events in round {i}");
+        sys::read_exact(b, &mut buf)?;
+        same!(buf, [i; 40], "bytes of round {i}");
+        sys::write_all(b, &[i; 40])?;
+        sys::read_exact(a, &mut buf)?;
+        if i % 8 == 7 {
+            util::pause_ms(5);
+        }
+        same!(wait(0), 0, "events when all is read, round {i}");
+    }
+    sys::close(ep as RawFd)?;
+    sys::close(a)?;
+    sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+/// One end closes while the other goes on writing: that one must hear of it, at whatever moment of a change
+/// of path it was.
+fn close_early(cx: &mut Cx) -> Res {
+    for round in 0..60 {
+        let (a, b) = pair()?;
+        sys::nonblock(a, true)?;
+        warm_nonblocking(a, b, round % 6)?;
+        sys::close(b)?;
+        let mut told = false;
+        for _ in 0..300 {
+            let events = sys::poll1(a, POLLIN | POLLOUT, 100)?;
+            told = events & (POLLERR | POLLHUP) != 0
+                || (events & POLLIN != 0 && sys::read(a, &mut [0; 64]).unwrap_or(0) == 0)
+                || sys::send(a, &[0; 128], MSG_NOSIGNAL).is_err();
+            if told {
+                break;
+            }
+            util::pause_ms(5);
+        }
+        ensure!(told, "round {round}: the peer's end was never seen");
+        sys::close(a)?;
+    }
+    cx.warm(4, 0)
+}
+
+fn warm_nonblocking(a: RawFd, b: RawFd, rounds: usize) -> Res {
+    for _ in 0..rounds {
+        sys::send(a, &[0; 128], MSG_NOSIGNAL)?;
+        sys::poll1(a, POLLIN | POLLOUT, 100)?;
+        sys::read(b, &mut [0; 100])?;
+        sys::write(b, &[1])?;
+    }
+    sys::send(a, &[0; 128], MSG_NOSIGNAL)?;
+    Ok(())
+}
+
+/// A program that has made its send buffer small must be told to wait soon.
+fn send_buffer(cx: &mut Cx) -> Res {
+    let (a, b) = pair()?;
+    for fd in [a, b] {
+        sys::setsockopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 4096i32)?;
+        sys::setsockopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 4096i32)?;
+    }
+    warm(a, b, 40)?;
+    let mut taken = 0;
+    while taken < 4 << 20 {
+        match sys::send(a, &[5; 4096], MSG_NOSIGNAL | MSG_DONTWAIT) {
+            Ok(n) => taken += n,
+            Err(libc::EAGAIN) => break,
+            Err(e) => ensure!(false, "send: {}", sys::strerror(e)),
+        }
+    }
+    ensure!(taken < 256 << 10, "{taken} bytes went into a send buffer of 4 KiB");
+    let mut left = taken;
+    let mut buf = vec![0; 65536];
+    while left > 0 {
+        left -= sys::read(b, &mut buf)?;
+    }
+    sys::close(a)?;
+    sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+/// A blocking `writev` of very many pieces takes them all, on a connection that is new as well.
+fn many_pieces(cx: &mut Cx) -> Res {
+    let (a, b) = pair()?;
+    let bytes: Vec<u8> = (0..1000).map(|i| i as u8).collect();
+    let iov: Vec<libc::iovec> =
+        bytes.iter().map(|x| libc::iovec { iov_base: (x as *const u8).cast_mut().cast(), iov_len: 1 }).collect();
+    for round in 0..40 {
+        // SAFETY: the pieces lie in `bytes`, which is only read.
+        let n = unsafe { libc::writev(a, iov.as_ptr(), iov.len() as i32) };
+        same!(n, 1000, "writev of 1000 pieces, round {round}");
+        let mut got = vec![0; 1000];
+        sys::read_exact(b, &mut got)?;
+        ensure!(got == bytes, "wrong bytes in round {round}");
+        sys::write_all(b, &[1])?;
+        sys::read_exact(a, &mut got[..1])?;
+    }
+    sys::close(a)?;
+    sys::close(b)?;
+    cx.warm(4, 0)
+}
