@@ -8,6 +8,7 @@ mod echo_server;
 mod more;
 mod pingpong;
 mod prng;
+mod programs;
 mod semantics;
 mod soak;
 mod stream;
@@ -36,10 +37,11 @@ fn main() {
         "echo-server" => echo_server::run(&a),
         "echo-client" => echo_client::run(&a),
         "semantics" => semantics::run(&a),
+        "programs" => programs::run(&a),
         _ => {
             eprintln!(
                 "usage: rs-app pingpong-server|pingpong-client|stream-server|stream-client|\
-                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics [OPTIONS]\n\
+                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics|programs [OPTIONS]\n\
                         rs-app {} KIND [OPTIONS], with KIND one of {}",
                 load::VERBS.join("|"),
                 load::KINDS.join(", ")
