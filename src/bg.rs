@@ -34,8 +34,9 @@ static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
-/// How long an end looks for the other with all its might.
+/// How long an end looks for the other with all its might: the first time, and later.
 const LOOK_NS: i64 = 500 * MS;
+const GLANCE_NS: i64 = 20 * MS;
 /// How long a connecting end can be found, unless too many others want to be.
 const LISTEN_NS: i64 = 30_000 * MS;
 /// How many connecting ends can be found for that long.
@@ -45,8 +46,13 @@ const LOOKS: usize = 4096;
 /// After so many searches in vain for a server's process, none is begun for [`REST_NS`].
 const PATIENCE: u32 = 16;
 const REST_NS: i64 = 2_000 * MS;
-/// Tries of an accepting end to find the other; the pause doubles from 1 ms.
+/// Tries of an accepting end to find the other, the first time, and later; the pause doubles from 1 ms.
 const DIALS: u32 = 9;
+const LATER_DIALS: u32 = 4;
+/// A connection that was looked for in vain so often, and has had so many calls, is plain for good: it
+/// is busy, and every call that is counted costs it something.
+const SEARCHES: u32 = 3;
+const BUSY_CALLS: u32 = 20_000;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
 const GRACE_NS: i64 = 2_000 * MS;
 /// What is watched of a managed connection's kernel socket.
@@ -184,6 +190,8 @@ impl Known {
 struct Look {
     conn: &'static Conn,
     gen: u32,
+    /// It was looked for in vain before.
+    again: bool,
     /// Listening socket, or -1.
     listener: c_int,
     dials: u32,

@@ -178,6 +178,8 @@ pub struct Conn {
     pub calls: AtomicU32,
     /// The count of calls at which to look for the peer (again).
     pub next_try: AtomicU32,
+    /// How often its peer was looked for in vain.
+    pub in_vain: AtomicU32,
     /// How many more receives are taken to have to wait, because one had to. (A lost count does no harm.)
     pub slow: AtomicU32,
     /// The program's bytes sent by TCP.
@@ -350,6 +352,7 @@ impl Conn {
             *b.get_mut() = false;
         }
         for w in [
+            &mut self.in_vain,
             &mut self.slow,
             &mut self.calls,
             &mut self.next_try,

@@ -467,10 +467,18 @@ unsafe fn raw_pair(n: c_long, a: usize, b: usize, c: usize, d: usize, fds: *cons
     out
 }
 
+unsafe fn raw_socket(family: usize, kind: usize, protocol: usize) -> Outcome {
+    let out = raw_fd(libc::SYS_socket, family, kind, protocol, 0, 0, 0);
+    if let Done(fd) = out {
+        ops::socket_new(fd as c_int, family as c_int, kind as c_int, protocol as c_int);
+    }
+    out
+}
+
 unsafe fn raw_accept(n: c_long, listener: usize, addr: usize, len: usize, flags: usize) -> Outcome {
     let out = raw_fd(n, listener, addr, len, flags, 0, 0);
     if let Done(fd) = out {
-        ops::accepted(fd as c_int, flags as c_int);
+        ops::accepted(listener as c_int, fd as c_int, flags as c_int);
     }
     out
 }
@@ -601,7 +609,7 @@ calls! { a b c d e f :
     SYS_pipe2 => raw_pair(libc::SYS_pipe2, a, b, 0, 0, a as _);
     #[cfg(target_arch = "x86_64")]
     SYS_pipe => raw_pair(libc::SYS_pipe, a, 0, 0, 0, a as _);
-    SYS_socket => raw_fd(libc::SYS_socket, a, b, c, 0, 0, 0);
+    SYS_socket => raw_socket(a, b, c);
     SYS_openat => raw_fd(libc::SYS_openat, a, b, c, d, 0, 0);
     SYS_openat2 => raw_fd(libc::SYS_openat2, a, b, c, d, 0, 0);
     SYS_eventfd2 => raw_fd(libc::SYS_eventfd2, a, b, 0, 0, 0, 0);

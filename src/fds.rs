@@ -21,20 +21,31 @@ fn outcome(r: SysResult) -> Outcome {
     }
 }
 
-/// A TCP connection has come into being on `fd`. `flags`: its file status flags, where the caller knows them.
-pub fn opened(fd: c_int, connector: bool, flags: Option<c_int>) {
+/// `socket(2)` has returned `fd`: remembers it if it is TCP, so that nobody has to ask the kernel later.
+pub fn created(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
+    let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    let tcp = stream && matches!(family, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if tcp && process::is_active() {
+        table::put_tcp(fd);
+    }
+}
+
+/// A connection has come into being on `fd`, accepted from `listener` if that is given. `flags`: its file
+/// status flags, where the caller knows them.
+pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     if !process::is_active() || process::is_guest() {
         return;
     }
-    if !table::is_foreign(fd) {
-        if !connector {
-            stale(fd);
-        } else {
-            // A second connect() on the same socket: the outcome of the first.
-            return;
-        }
+    let connector = listener.is_none();
+    match table::get(fd) {
+        Entry::None => {}
+        // A second connect() on the same socket: the outcome of the first.
+        _ if connector => return,
+        _ => stale(fd),
     }
-    if sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+    let is_tcp = table::is_tcp(listener.unwrap_or(fd))
+        || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+    if !is_tcp {
         return;
     }
     let Some(c) = arena::alloc() else { return };
@@ -194,7 +205,10 @@ fn forget(fd: c_int, how: How) -> Outcome {
             epoll::number_closed(s, fd);
             return kernel();
         }
-        Entry::None => return if and_close { Outcome::Bypass } else { Outcome::Done(0) },
+        Entry::None => {
+            table::take(fd);
+            return if and_close { Outcome::Bypass } else { Outcome::Done(0) };
+        }
     };
     let mut b = c.lock_both();
     if !table::is(fd, c) {

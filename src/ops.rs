@@ -80,6 +80,11 @@ pub fn fd_new(fd: c_int) {
     }
 }
 
+/// `socket(2)` has returned `fd`. To be called after [`fd_new`].
+pub fn socket_new(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
+    fds::created(fd, family, kind, protocol);
+}
+
 /// `epoll_create(2)` has returned `fd`. To be called after [`fd_new`].
 pub fn epoll_new(fd: c_int) {
     epoll::created(fd);
@@ -89,10 +94,10 @@ pub fn epoll_new(fd: c_int) {
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn accepted(fd: c_int, flags: c_int) {
+pub unsafe fn accepted(listener: c_int, fd: c_int, flags: c_int) {
     // The same bit; and of a listener's status flags an accepted socket inherits none on Linux.
     const _: () = assert!(libc::SOCK_NONBLOCK == libc::O_NONBLOCK);
-    fds::opened(fd, false, Some(flags));
+    fds::opened(fd, Some(listener), Some(flags));
 }
 
 /// `connect(2)` has succeeded or begun.
@@ -100,7 +105,7 @@ pub unsafe fn accepted(fd: c_int, flags: c_int) {
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn connecting(fd: c_int) {
-    fds::opened(fd, true, None);
+    fds::opened(fd, None, None);
 }
 
 macro_rules! foreign {

@@ -51,12 +51,15 @@ pub fn get(fd: c_int) -> Entry {
     decode(cell(fd).map_or(0, |c| c.load(Acquire)))
 }
 
+/// A TCP socket that is no connection (yet).
+const TCP: usize = 2;
+
 #[inline(always)]
 fn decode(v: usize) -> Entry {
-    // SAFETY: only `put_*` store non-zero values, of records that are never freed.
+    // SAFETY: only `put_*` store other values, of records that are never freed.
     unsafe {
         match v {
-            0 => Entry::None,
+            0 | TCP => Entry::None,
             v if v & 1 == 1 => Entry::Set(&*((v & !1) as *const Set)),
             v => Entry::Conn(&*(v as *const Conn)),
         }
@@ -86,6 +89,20 @@ pub fn put_conn(fd: c_int, c: &Conn) -> bool {
 /// `fd` is this epoll set from now on.
 pub fn put_set(fd: c_int, s: &'static Set) -> bool {
     put(fd, s as *const Set as usize | 1)
+}
+
+/// `fd` is a new TCP socket. Changes nothing if it is something already: the caller may be a `vfork`
+/// child, whose numbers are not ours.
+pub fn put_tcp(fd: c_int) {
+    if let Some(c) = cell(fd) {
+        HIGHEST.fetch_max(fd, Relaxed);
+        let _ = c.compare_exchange(0, TCP, Relaxed, Relaxed);
+    }
+}
+
+/// Whether `fd` is known to be a TCP socket that is no connection (yet): it may be listening.
+pub fn is_tcp(fd: c_int) -> bool {
+    cell(fd).is_some_and(|c| c.load(Relaxed) == TCP)
 }
 
 fn put(fd: c_int, v: usize) -> bool {

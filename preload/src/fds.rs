@@ -26,29 +26,37 @@ unsafe fn new_pair(result: c_int, fds: *const c_int) -> c_int {
 
 // -------------------------------------------------------------------- sockets
 
-hook! { fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int { new(real(family, kind, protocol)) } }
+hook! {
+    fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = new(real(family, kind, protocol));
+        if fd >= 0 {
+            ops::socket_new(fd, family, kind, protocol);
+        }
+        fd
+    }
+}
 hook! {
     fn socketpair(family: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int {
         new_pair(real(family, kind, protocol, fds), fds)
     }
 }
 
-unsafe fn accepted(fd: c_int, flags: c_int) -> c_int {
+unsafe fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         keep_errno(|| {
             ops::fd_new(fd);
-            ops::accepted(fd, flags);
+            ops::accepted(listener, fd, flags);
         });
     }
     fd
 }
 
 hook! {
-    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int { accepted(real(fd, addr, len), 0) }
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int { accepted(fd, real(fd, addr, len), 0) }
 }
 hook! {
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-        accepted(real(fd, addr, len, flags), flags)
+        accepted(fd, real(fd, addr, len, flags), flags)
     }
 }
 

@@ -60,13 +60,13 @@ impl Bg {
             }
         }
         let look = self.looks.entry(end).or_insert_with(|| Look::new(conn, gen, now));
-        if look.found.is_some() {
+        let parked = look.at == look.until;
+        if look.found.is_some() || (look.listener >= 0 && !parked) {
             return;
         }
         look.until = now + LISTEN_NS;
-        if look.listener >= 0 {
-            // It can be found still.
-            look.at = now + LOOK_NS;
+        if parked {
+            look.at = now + GLANCE_NS;
         } else if told {
             look.at = now + 5 * MS;
         }
@@ -111,7 +111,7 @@ impl Bg {
                     Ok(fd) => {
                         self.listening += 1;
                         look.listener = fd;
-                        look.at = now + LOOK_NS;
+                        look.at = now + if look.again { GLANCE_NS } else { LOOK_NS };
                         self.watch(fd, (fd as u64) << 3 | token::LISTENER, libc::EPOLLIN);
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
@@ -123,12 +123,16 @@ impl Bg {
                 look.at = look.until;
                 conn.gentle.store(false, Relaxed);
                 conn.why(Why::NoPeer);
+                if is_hopeless(conn) {
+                    self.drop_look(end);
+                    make_plain(conn, Why::NoPeer);
+                }
             } else {
                 self.fail_look(end, Why::NoPeer);
             }
             return;
         }
-        if look.dials >= DIALS {
+        if look.dials >= if look.again { LATER_DIALS } else { DIALS } {
             self.fail_look(end, Why::NoPeer);
             return;
         }
@@ -188,7 +192,7 @@ impl Bg {
         if why == Why::Shared {
             // Until the other process has let go of it.
             later(look.conn, 64);
-        } else if why != Why::NoPeer {
+        } else if why != Why::NoPeer || is_hopeless(look.conn) {
             make_plain(look.conn, why);
         } else if end.1 {
             let (times, until) = self.in_vain.entry((end.0.to, end.0.to_port)).or_default();
@@ -399,8 +403,14 @@ impl Bg {
 
 impl Look {
     fn new(conn: &'static Conn, gen: u32, now: i64) -> Look {
-        Look { conn, gen, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS }
+        let again = conn.in_vain.load(Relaxed) > 0;
+        Look { conn, gen, again, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS }
     }
+}
+
+/// The peer was looked for in vain: whether that was the last time.
+fn is_hopeless(conn: &Conn) -> bool {
+    conn.in_vain.fetch_add(1, Relaxed) + 1 >= SEARCHES && conn.calls.load(Relaxed) >= BUSY_CALLS
 }
 
 /// What became of an attempt to move a connection, for `RINGSOCK_LOG=debug`.
