@@ -19,7 +19,9 @@ from preload_lib import Reports, all_bytes, clean_env, default_preload, ring_byt
 from redis_lib import Server, ask
 
 PACKAGE = "redis>=5,<6"
-WANTED_SHARE = 0.99
+# Each connection begins on TCP, which weighs more in a short run on a busy machine.
+WANTED_SHARE_FULL = 0.99
+WANTED_SHARE_FAST = 0.95
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -78,12 +80,11 @@ class Client:
 class Check:
     """One check: servers and clients under one setting, then what the reports say."""
 
-    def __init__(self, setting, python, folder, need_share=True):
+    def __init__(self, setting, python, folder, wanted):
         self.setting, self.python = setting, python
         self.reports = Reports(folder)
         self.servers, self.clients, self.others = [], [], []
-        self.need_share = need_share
-        self.wanted = WANTED_SHARE
+        self.wanted = wanted
 
     def server(self, *options):
         """Starts a server."""
@@ -132,7 +133,7 @@ class Check:
             text = f"{who} {share(t) * 100:.2f} % of {all_bytes(t) / 1e6:.1f} MB on rings"
             if not self.setting.rings and (ring_bytes(t) or t["upgraded"]):
                 raise Failed(f"{text}, expected none: {t}")
-            if self.setting.rings and self.need_share and share(t) < self.wanted:
+            if self.setting.rings and share(t) < self.wanted:
                 raise Failed(f"{text}, {t['upgraded']} of {t['connections']} upgraded: {self.reports.logs()[:3]}")
             texts.append(text)
             moved.append(all_bytes(t))
@@ -296,7 +297,7 @@ def check_bench(c, a, runs):
         text = f"{name}: " + "/".join(str(int(float(x.split(",")[1].strip('"')))) for x in rows)
         if c.setting.rings:
             t, silent = c.reports.totals([p.pid])
-            if silent or share(t) < WANTED_SHARE:
+            if silent or share(t) < c.wanted:
                 n_up = f"{t['upgraded']} of {t['connections']} upgraded"
                 raise Failed(f"redis-benchmark {name}: {share(t) * 100:.2f} % on rings, {n_up}")
             text += f" {share(t) * 100:.1f} %"
@@ -363,7 +364,8 @@ def plan(a):
 
 def run_one(name, setting, function, more, a, python, folder):
     """One check; whether it passed."""
-    c = Check(setting, python, os.path.join(folder, name.replace("/", "-")))
+    wanted = WANTED_SHARE_FULL if a.full else WANTED_SHARE_FAST
+    c = Check(setting, python, os.path.join(folder, name.replace("/", "-")), wanted)
     began = time.monotonic()
     try:
         text = function(c, a, **more)
