@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 const REQUEST: usize = 24;
 /// Bytes of an answer before its records.
 const ANSWER: usize = 16;
-/// Bytes of records that a partition keeps for consumers.
-const KEEP: usize = 8 << 20;
+/// Bytes of records that the broker keeps for consumers, in all partitions.
+const KEEP: usize = 128 << 20;
+/// Bytes of records that a partition is filled with before they are consumed.
+const FILL: usize = 8 << 20;
 
 const PRODUCE: u32 = 1;
 const FETCH: u32 = 2;
@@ -77,6 +79,8 @@ struct Log {
 struct Partition {
     log: Mutex<Log>,
     grown: Condvar,
+    /// Bytes of records that it keeps.
+    keep: usize,
 }
 
 impl Partition {
@@ -90,7 +94,7 @@ impl Partition {
         check(l.end, record)?;
         // Room of records that nobody keeps any longer is used again.
         let mut room = Vec::new();
-        while l.bytes + record.len() > KEEP {
+        while l.bytes + record.len() > self.keep {
             let Some(old) = l.records.pop_front() else { break };
             l.bytes -= old.len();
             room = old;
@@ -139,8 +143,9 @@ pub fn server(a: &Args) -> io::Result<()> {
     }
     let mut parts: Vec<Partition> = Vec::new();
     let sync = a.text("sync", "");
-    for i in 0..a.num("partitions", 1) {
-        let p = Partition::default();
+    let n = a.num("partitions", 1);
+    for i in 0..n {
+        let p = Partition { keep: KEEP / n as usize, ..Partition::default() };
         if !sync.is_empty() {
             let name = format!("{sync}/ringsock-log.{}.{i}", std::process::id());
             p.log().file = Some(std::fs::File::create(&name)?);
@@ -303,12 +308,12 @@ fn produce(a: &Args, clock: &Clock, part: u32, size: usize) -> io::Result<Tally>
     Ok(t)
 }
 
-/// As many records as a partition keeps.
+/// Puts records there that can be consumed.
 fn fill(a: &Args, size: usize) -> io::Result<()> {
     let mut s = connect(a)?;
     let mut r = reader(&s)?;
     let mut b = record_of(0, size, false);
-    for seq in 0..(KEEP / size).min(20_000) as u64 {
+    for seq in 0..(FILL / size).min(20_000) as u64 {
         seal(seq, &mut b[REQUEST..]);
         s.write_all(&b)?;
     }
