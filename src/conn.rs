@@ -160,7 +160,8 @@ pub struct Conn {
     pub hold: AtomicBool,
     /// The program ended its direction before the peer's nonce was known: we never write a mark.
     pub unconfirmable: AtomicBool,
-    /// Its peer is being looked for: calls that may wait do it so that no thread is in the way of an upgrade.
+    /// Its peer is being looked for: sends that may wait do it in pieces, so that no thread is long in the way of
+    /// an upgrade.
     pub gentle: AtomicBool,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
@@ -353,7 +354,6 @@ impl Conn {
         }
         for w in [
             &mut self.in_vain,
-            &mut self.slow,
             &mut self.calls,
             &mut self.next_try,
             &mut self.end,
@@ -363,6 +363,7 @@ impl Conn {
         ] {
             *w.get_mut() = 0;
         }
+        *self.slow.get_mut() = crate::io::BEGIN_SLOW;
         for w in [&mut self.tx_tcp, &mut self.rx_tcp, &mut self.rx_safe] {
             *w.get_mut() = 0;
         }

@@ -29,7 +29,7 @@ mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
 pub use armed::{before_mark, front, Front};
 use away::{recv_away, send_away};
-pub use raw::end_peek;
+pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
 use wait::wait;
 

@@ -227,6 +227,13 @@ fn stream_of_small_messages() {
     pair("stream-server --size 64", "stream-client --size 64 --count 1500000");
 }
 
+/// A thread that waits in its first `recv` for something that comes at the end of all (as STOMP and other
+/// clients have it) is not in the way of the upgrade.
+#[test]
+fn stream_with_a_reader_that_waits_all_the_time() {
+    pair("stream-server --size 64", "stream-client --size 64 --count 1500000 --reader 1");
+}
+
 #[test]
 fn stream_of_large_messages() {
     bulk("stream-server --size 64k", "stream-client --size 64k --count 6000");

@@ -21,8 +21,9 @@ pub(super) fn recv_raw(
         if may_wait {
             stand_back(conn);
         }
-        // While nobody looks for the peer, no thread can be in the way of an upgrade.
-        let gentle = may_wait && conn.gentle.load(Relaxed);
+        // Always, not only while the peer is looked for: a thread may wait here from the first call on for what
+        // comes at the end of all, and it would be in the way of every upgrade until then.
+        let gentle = may_wait;
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
@@ -76,8 +77,12 @@ pub(super) fn recv_raw(
     }
 }
 
-/// A receive that had to wait is likely to be followed by others: one system call less for each of these.
+/// A receive that had to wait is likely to be followed by others: one system call less for each of these. Those
+/// that a connection begins with ([`BEGIN_SLOW`]) mostly have to wait too.
 const EXPECT_SLOW: u32 = 16;
+
+/// See [`EXPECT_SLOW`].
+pub const BEGIN_SLOW: u32 = 2;
 
 const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
 

@@ -61,11 +61,21 @@ fn receive(fd: i32, size: usize) -> Result<(), String> {
     sys::write_all(fd, &answer).map_err(|e| format!("answer: {}", sys::strerror(e)))
 }
 
-/// `stream-client --port P [--size S] [--count N]`.
+/// `stream-client --port P [--size S] [--count N] [--reader 1]`; with a reader a thread waits for the answer
+/// from before the first message on.
 pub fn client(a: &Args) -> i32 {
     let size = a.num("size", 64).max(8) as usize;
     let count = a.num("count", 100_000);
     let fd = sys::connect(a.num("port", 0) as u16).unwrap_or_else(|e| die(&sys::strerror(e)));
+    let answer = move || {
+        let mut b = [0u8; 16];
+        sys::read_exact(fd, &mut b).map(|_| b)
+    };
+    let reader = (a.num("reader", 0) > 0).then(|| std::thread::spawn(answer));
+    if reader.is_some() {
+        // Long enough for it to be inside its call.
+        util::pause_ms(50);
+    }
     let mut d = Digest::default();
     let mut m = vec![0u8; size];
     let t = Instant::now();
@@ -78,11 +88,18 @@ pub fn client(a: &Args) -> i32 {
             return 1;
         }
     }
-    let mut answer = [0u8; 16];
-    if let Err(e) = sys::shutdown(fd, libc::SHUT_WR).and_then(|_| sys::read_exact(fd, &mut answer)) {
-        eprintln!("no answer: {}", sys::strerror(e));
-        return 1;
-    }
+    let ended = sys::shutdown(fd, libc::SHUT_WR);
+    let answer = match reader {
+        Some(r) => ended.and_then(|_| r.join().unwrap_or(Err(libc::EINVAL))),
+        None => ended.and_then(|_| answer()),
+    };
+    let answer = match answer {
+        Ok(b) => b,
+        Err(e) => {
+            eprintln!("no answer: {}", sys::strerror(e));
+            return 1;
+        }
+    };
     let secs = t.elapsed().as_secs_f64();
     let n = u64::from_le_bytes(answer[..8].try_into().expect("8 bytes"));
     let v = u64::from_le_bytes(answer[8..].try_into().expect("8 bytes"));
