@@ -23,6 +23,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 mod search;
 mod unseen;
 mod upgrade;
+mod verbs;
 
 use search::make_plain;
 
@@ -167,6 +168,7 @@ mod token {
     pub const CALLER: u64 = 3;
     pub const LINK: u64 = 4;
     pub const VISITORS: u64 = 5;
+    pub const VERBS: u64 = 6;
     pub const CONN: u64 = 0;
 }
 
@@ -198,6 +200,10 @@ struct Look {
     /// The peer is found; a moment is awaited in which no thread is inside the kernel with it. With the
     /// peer's proposal, if it was the peer that proposed.
     found: Option<(&'static Link, Option<Msg>)>,
+    /// The peer is looked for by RDMA.
+    verbs: bool,
+    /// An RDMA listener or attempt, or 0.
+    attempt: u64,
     /// How often that moment was looked for.
     busy: u32,
     /// When to do the next thing.
@@ -246,6 +252,9 @@ struct Bg {
     /// With `RINGSOCK_CHAOS`: connections on rings, their generations, and when they are to return.
     restless: Vec<(&'static Conn, u32, i64)>,
     unseen: unseen::Unseen,
+    rdma: verbs::Rdma,
+    /// Connections to look at again: where a closed one has not delivered all, or the end of a ring is awaited.
+    later: Vec<(&'static Conn, u32, i64)>,
 }
 
 fn key(l: &Link) -> usize {
@@ -279,6 +288,8 @@ impl Bg {
             ask_later: Vec::new(),
             restless: Vec::new(),
             unseen: unseen::Unseen::default(),
+            rdma: verbs::Rdma::default(),
+            later: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
@@ -319,6 +330,7 @@ impl Bg {
                     token::CALLER => self.hear((t >> 3) as c_int),
                     // SAFETY: links are never freed.
                     token::LINK => self.hear_link(unsafe { &*((t & !7) as *const Link) }),
+                    token::VERBS => {}
                     // SAFETY: connections are never freed.
                     _ => self.stir(unsafe { &*(t as *const Conn) }),
                 }
@@ -326,6 +338,7 @@ impl Bg {
             if SEND_BELLS.swap(false, SeqCst) {
                 self.tell_bells();
             }
+            self.rdma_events();
             self.inbox();
             self.timers();
         }
@@ -343,6 +356,10 @@ impl Bg {
         for (_, _, a) in &self.restless {
             at = at.min(*a);
         }
+        for (_, _, t) in &self.later {
+            at = at.min(*t);
+        }
+        at = at.min(self.rdma.due());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));
@@ -370,6 +387,9 @@ impl Bg {
             }
             if what & ask::CLOSED != 0 {
                 self.closed(conn);
+            }
+            if what & ask::ENDING != 0 {
+                self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 1_001 * MS));
             }
         }
     }
@@ -445,6 +465,10 @@ impl Bg {
             let home = visit::is_home(&mut b);
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
             if !done && !conn.has_ended(END_EOF) {
+                if conn.remote().is_some() && !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
+                    // What was accepted has not arrived yet.
+                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + MS));
+                }
                 return;
             }
             if shared && home {
@@ -476,6 +500,11 @@ impl Bg {
         let late: Vec<c_int> = self.callers.iter().filter(|(_, c)| c.until <= now).map(|(fd, _)| *fd).collect();
         for fd in late {
             self.hang_up(fd);
+        }
+        for (c, gen, _) in self.later.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
+            if c.gen.load(Relaxed) == gen {
+                self.stir(c);
+            }
         }
         for (l, _) in self.dead.extract_if(.., |(l, at)| *at <= now && l.retire()) {
             self.retired.push(l);

@@ -12,6 +12,7 @@ use crate::holders::Holders;
 use crate::io::Front;
 use crate::layout::*;
 use crate::link::Link;
+use crate::remote::Remote;
 use crate::ring::{RxRing, TxRing};
 use crate::stats::{self, ConnStats, Why};
 use crate::switch::{RxPath, Switch, TxPath};
@@ -67,6 +68,8 @@ pub mod ask {
     pub const PUMP: u32 = 4;
     /// The program has closed it here, and other processes have not.
     pub const LET_GO: u32 = 8;
+    /// Look again for the end of the ring in a while.
+    pub const ENDING: u32 = 16;
 }
 
 /// What this process alone knows: who waits here.
@@ -197,6 +200,8 @@ pub struct Conn {
     pub rcvtimeo: AtomicI64,
     /// `SO_SNDTIMEO` in ns, 0: none.
     pub sndtimeo: AtomicI64,
+    /// When the TCP stream was seen to end before the ring did, in ns of `CLOCK_MONOTONIC`; 0: never.
+    pub eof_at: AtomicI64,
     /// `END_*`.
     pub end: AtomicU32,
     /// The error that the kernel gave, to be reported once.
@@ -207,6 +212,8 @@ pub struct Conn {
     pub hinted: AtomicU32,
     /// The link of the current upgrade.
     pub link: AtomicPtr<Link>,
+    /// The process whose link to another host it is on, or 0.
+    pub remote_pid: AtomicU32,
     /// Our slot in the link's segment.
     pub slot: AtomicU32,
     /// The peer's slot in its segment; `u32::MAX` while unknown.
@@ -316,6 +323,9 @@ impl Both<'_> {
         self.tx.pending()
             || self.tx.path() == TxPath::Replay
             || (self.rx.path() == RxPath::Armed && conn.peer().is_some() && !conn.has_ended(END_EOF))
+            || (self.tx.path() == TxPath::Ring
+                && !conn.has_ended(END_EOF)
+                && conn.remote().is_some_and(|r| !r.has_delivered(conn.slot.load(Relaxed))))
     }
 
     /// Notes what the peer looks for.
@@ -367,11 +377,12 @@ impl Conn {
         for w in [&mut self.tx_tcp, &mut self.rx_tcp, &mut self.rx_safe] {
             *w.get_mut() = 0;
         }
-        for w in [&mut self.rcvtimeo, &mut self.sndtimeo] {
+        for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at] {
             *w.get_mut() = 0;
         }
         *self.err.get_mut() = 0;
         *self.link.get_mut() = core::ptr::null_mut();
+        *self.remote_pid.get_mut() = 0;
         *self.own.get_mut() = core::ptr::null_mut();
         *self.peer.get_mut() = core::ptr::null_mut();
         self.index = index;
@@ -481,9 +492,37 @@ impl Conn {
         unsafe { self.peer.load(Acquire).as_ref() }
     }
 
+    /// What copies its rings to another host, while upgraded over such a link of this process.
+    #[inline]
+    pub fn remote(&self) -> Option<&Remote> {
+        let pid = self.remote_pid.load(Acquire);
+        if pid == 0 || pid != crate::process::pid() {
+            return None;
+        }
+        // SAFETY: a link of this process; links are never freed. See `Link::remote`.
+        unsafe { self.link.load(Acquire).as_ref() }.and_then(Link::remote)
+    }
+
+    /// Whether it is on another process's link to another host, which this process cannot use.
+    #[inline]
+    pub fn is_foreign(&self) -> bool {
+        let pid = self.remote_pid.load(Relaxed);
+        pid != 0 && pid != crate::process::pid()
+    }
+
+    /// Tells a peer on another host what has changed in our slot.
+    #[inline]
+    pub fn flush(&self) {
+        if let Some(r) = self.remote() {
+            r.flush(self.slot.load(Relaxed));
+        }
+    }
+
     /// Sets or clears what an upgrade needs. Under both locks.
-    pub fn attach(&self, link: *mut Link, slot: u32, own: *const Slot) {
-        self.link.store(link, Release);
+    pub fn attach(&self, link: Option<&Link>, slot: u32, own: *const Slot) {
+        self.link.store(link.map_or(core::ptr::null_mut(), |l| (l as *const Link).cast_mut()), Release);
+        let remote = link.is_some_and(|l| l.remote().is_some());
+        self.remote_pid.store(if remote { crate::process::pid() } else { 0 }, Release);
         self.slot.store(slot, Release);
         self.own.store(own.cast_mut(), Release);
         if own.is_null() {
@@ -719,6 +758,9 @@ impl Conn {
             }
         }
         full_fence();
+        if bits & WANT_TX != 0 {
+            self.flush();
+        }
     }
 
     /// Bytes were published for the peer (`WANT_RX`, `FUTEX_RX`) or room was made for it: wakes whoever asked.
@@ -734,6 +776,18 @@ impl Conn {
 
     #[cold]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
+        if self.is_foreign() {
+            return;
+        }
+        if let Some(r) = self.remote() {
+            let slot = self.slot.load(Relaxed);
+            let only_read = hint_bit == WANT_TX && futex_bit == FUTEX_TX;
+            let consumed = || self.own().map_or(0, |o| o.consumed.load(SeqCst));
+            if !only_read || r.is_due(slot, consumed()) {
+                r.flush(slot);
+            }
+            return;
+        }
         // SAFETY: links are never freed while a connection has one.
         let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
         let due = hint_bit != WANT_TX && futex_bit != FUTEX_TX || self.reached_goal(peer);

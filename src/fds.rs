@@ -57,7 +57,7 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
     let cfg = config::get();
     c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
-    if cfg.links.shm {
+    if cfg.links.shm || cfg.links.verbs {
         c.why(Why::New);
         c.set_phase(Phase::Raw);
     } else {
@@ -266,6 +266,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         if how == How::Stale {
             c.local().fd.store(-1, Relaxed);
         }
+        c.flush();
         pump::run(&mut b);
         let owed = b.is_owed() && !abort;
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {

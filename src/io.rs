@@ -10,6 +10,7 @@ use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
 use crate::pump;
+use crate::remote;
 use crate::signals::{self, Since, Sleep};
 use crate::spin::Wait;
 use crate::stats::Why;
@@ -424,6 +425,7 @@ fn recv_managed(
             }
             Take::Empty if !looked => {
                 looked = true;
+                remote::progress();
                 pump::quick(conn);
                 await_resume(conn);
             }

@@ -7,6 +7,7 @@
 use crate::bell;
 use crate::conn::Conn;
 use crate::layout::*;
+use crate::remote::{self, Half, Remote};
 use crate::shm::{self, Map};
 use crate::side::Side;
 use crate::sync::Lock;
@@ -56,6 +57,10 @@ pub mod kind {
     pub const BELL: u32 = 12;
     /// "I have your bell `a`."
     pub const BELL_OK: u32 = 13;
+    /// "I want to use my segment up to piece `a`." (`verbs`)
+    pub const NEED: u32 = 14;
+    /// "Piece `a` of your segment can be written to me with key `b`." (`verbs`)
+    pub const KEYS: u32 = 15;
 }
 
 /// One message.
@@ -155,7 +160,7 @@ pub struct Link {
     pub process: [u8; 16],
     /// Whether we were dialled (then the peer accepts the connections that we open).
     pub answered: bool,
-    /// The Unix socket.
+    /// The Unix socket; -1: none.
     pub sock: c_int,
     /// Our segment.
     pub side: Side,
@@ -176,6 +181,8 @@ pub struct Link {
     users: AtomicU32,
     /// Slots in use.
     pub slots: AtomicU32,
+    /// Of a link to another host: what copies the rings.
+    remote: AtomicPtr<Remote>,
 }
 
 // SAFETY: shared fields are atomics, or guarded by `queue_lock`; the rest never changes.
@@ -205,13 +212,29 @@ impl Link {
                 return Err(e);
             }
         };
-        let link = Link {
+        let link = Self::with(process, answered, sock, side, seg, bells);
+        link.set_bell_fd(0, fds[2]);
+        Ok(link)
+    }
+
+    /// A link by RDMA.
+    pub fn new_remote(process: [u8; 16], answered: bool, half: Half) -> Link {
+        let (side, mirror, remote) = half.into_parts();
+        let bells = Map { base: core::ptr::null_mut(), len: 0 };
+        let mut l = Self::with(process, answered, -1, side, mirror, bells);
+        *l.remote.get_mut() = remote;
+        l
+    }
+
+    fn with(process: [u8; 16], answered: bool, sock: c_int, side: Side, seg: Map, bells: Map) -> Link {
+        Link {
             process,
             answered,
             sock,
             side,
             seg,
             bells,
+            remote: AtomicPtr::new(core::ptr::null_mut()),
             bell_fds: [const { AtomicI32::new(-1) }; BELLS],
             rung: [const { AtomicU32::new(0) }; BELLS],
             bells_known: AtomicU64::new(1),
@@ -222,9 +245,14 @@ impl Link {
             dead: AtomicBool::new(false),
             users: AtomicU32::new(0),
             slots: AtomicU32::new(0),
-        };
-        link.set_bell_fd(0, fds[2]);
-        Ok(link)
+        }
+    }
+
+    /// What copies the rings, of a link to another host.
+    #[inline]
+    pub fn remote(&self) -> Option<&Remote> {
+        // SAFETY: freed only by `retire`, when nobody uses the link.
+        unsafe { self.remote.load(Acquire).as_ref() }
     }
 
     /// The peer's eventfd for its bell `k`.
@@ -278,6 +306,9 @@ impl Link {
         if self.bells_known.load(Acquire) & (1 << k) != 0 {
             return k;
         }
+        if self.remote().is_some() {
+            return 0;
+        }
         crate::bg::send_bells();
         0
     }
@@ -296,7 +327,7 @@ impl Link {
 
     /// Reads the hints for bell `k` and tells the connections.
     fn drain(&self, k: u32) {
-        if !self.has_hints(k) {
+        if self.remote().is_some() || !self.has_hints(k) {
             return;
         }
         let i = k as usize % QUEUES;
@@ -355,11 +386,17 @@ impl Link {
                 sys::close(fd);
             }
         }
+        let remote = self.remote.swap(core::ptr::null_mut(), AcqRel);
         // SAFETY: no connection has a slot, no thread reads the queues, and none will: it is dead.
         unsafe {
             self.side.destroy();
             shm::unmap(self.seg);
-            shm::unmap(self.bells);
+            if self.bells.len > 0 {
+                shm::unmap(self.bells);
+            }
+            if !remote.is_null() {
+                remote::free(remote);
+            }
         }
         true
     }
@@ -394,6 +431,7 @@ pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Lin
                 (*at).bells_sent = l.bells_sent;
                 (*at).queue_seen = l.queue_seen;
                 (*at).slots = l.slots;
+                (*at).remote = l.remote;
             }
             old.dead.store(false, SeqCst);
             old
@@ -433,8 +471,17 @@ fn any(mut f: impl FnMut(&Link) -> bool) -> bool {
     false
 }
 
+/// Calls `f` for the part of every living link that copies rings to another host.
+pub fn each_remote(mut f: impl FnMut(&Remote)) {
+    any(|l| {
+        l.remote().into_iter().for_each(&mut f);
+        false
+    });
+}
+
 /// Reads all hints for bell `k` and tells the connections.
 pub fn drain_hints(k: u32) {
+    remote::progress();
     any(|l| {
         l.drain(k);
         false
@@ -467,4 +514,5 @@ pub fn reset_after_fork() {
         p.store(core::ptr::null_mut(), Relaxed);
     }
     COUNT.store(0, Relaxed);
+    remote::reset_after_fork();
 }

@@ -9,6 +9,7 @@ use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
 use crate::pump;
+use crate::remote;
 use crate::signals::{self, Since, Sleep};
 use crate::spin::Wait;
 use crate::sync::{now_ns, timespec_of};
@@ -181,6 +182,7 @@ impl Call<'_> {
                     Err(e) => return Outcome::Fail(e),
                 }
             }
+            remote::progress();
             if self.ours() > 0 || timeout_ns == 0 {
                 if timeout_ns == 0 {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
@@ -287,6 +289,7 @@ impl Call<'_> {
             }
             c.arm(bits, c.bell_for(bell.unwrap_or(0)));
         }
+        let _asleep = remote::before_sleep();
         let still = self.hidden().all(|(_, c)| c.is_ours());
         let r = if !still || self.ours() > 0 {
             Ok(1)

@@ -1,10 +1,11 @@
 //! What concerns the process as a whole: its start and end, fork, exec.
 
 use crate::conn::*;
+use crate::layout::{ABORT, CLOSED};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, bg, config, epoll, fdhigh, holders, link, pump, report, table, visit};
+use crate::{arena, bell, bg, config, epoll, fdhigh, holders, link, provider, pump, report, table, visit};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -111,6 +112,7 @@ pub fn exiting() {
     }
     bring_shared_home(now_ns() + 2_000_000_000, |_| true);
     drain_at_exit();
+    say_goodbye();
     each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
     // The kernel closes what is open; others who hold the same connections are to know.
@@ -161,6 +163,35 @@ fn drain_at_exit() {
             let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLOUT | libc::POLLIN, 1_000_000);
         }
     });
+}
+
+/// What was accepted for a ring on another host must arrive there, and that it is all, before the queue pair
+/// goes with this process.
+fn say_goodbye() {
+    let mut any = false;
+    arena::each(|c| {
+        if c.phase() != Phase::Managed || !c.holders.is_only(holder_id()) || c.remote().is_none() {
+            return;
+        }
+        let unread = c.try_lock_both().is_some_and(|mut b| crate::fds::unread(c, &mut b));
+        if let Some(own) = c.own() {
+            own.flags.fetch_or(CLOSED | if unread { ABORT } else { 0 }, SeqCst);
+        }
+        c.flush();
+        any = true;
+    });
+    let until = now_ns() + 2_000_000_000;
+    let mut left = any;
+    while left && now_ns() < until {
+        link::each_remote(|r| r.poll(false));
+        left = false;
+        arena::each(|c| {
+            let r = c.remote().filter(|r| c.phase() == Phase::Managed && !r.failed.load(SeqCst));
+            left |= r.is_some_and(|r| c.holders.is_only(holder_id()) && !r.has_delivered(c.slot.load(Relaxed)));
+        });
+        // SAFETY: no preconditions.
+        let _ = unsafe { sys!(libc::SYS_sched_yield) };
+    }
 }
 
 /// Asks the kernel how much went through a connection that is not counted call by call. `fd`: one of its numbers.
@@ -234,6 +265,7 @@ pub fn fork_child() {
     fdhigh::close_singles();
     visit::reset_after_fork(parents_life);
     bg::reset_after_fork();
+    provider::reset_after_fork();
     link::reset_after_fork();
     epoll::reset_after_fork();
     bell::reset_after_fork();
@@ -285,14 +317,14 @@ pub fn exec_prepare() {
     let mut any = false;
     each_held(|c| {
         // A forked child that merely inherited it leaves the parent's ring alone.
-        if mine(c) && !close_on_exec(c) {
+        if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
             leave(c);
             any = true;
         }
     });
     if any {
         each_held(|c| {
-            if mine(c) && !close_on_exec(c) {
+            if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
                 await_home(c, until);
             }
         });

@@ -117,6 +117,7 @@ fn begin_mark(conn: &Conn) {
     if let Some(own) = conn.own() {
         own.mark_at.store(conn.tx_tcp.load(Relaxed), Relaxed);
         own.flags.fetch_or(MARK_BEGUN, SeqCst);
+        conn.flush();
     }
 }
 
@@ -218,14 +219,14 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             let want = b.sw().control_want();
             // SAFETY: `buf` has room.
             match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), want, QUIET) } {
-                Ok(0) => ended(b, 0),
+                Ok(0) => return ended(b, 0),
                 Ok(n) => {
                     if b.sw().control(&buf[..n]).is_err() {
                         reset(b);
                     }
                 }
                 Err(libc::EAGAIN | libc::EINTR) => return false,
-                Err(e) => ended(b, e),
+                Err(e) => return ended(b, e),
             }
             true
         }
@@ -278,9 +279,32 @@ pub fn take_mark(b: &mut Both, fd: i32) {
     conn.publish_paths(b.sw());
 }
 
-/// The TCP stream has ended, or failed with `errno`.
-fn ended(b: &mut Both, errno: i32) {
+/// How long the end of a ring on another host may come after the end of the TCP stream.
+const END_NS: i64 = 1_000_000_000;
+
+/// Whether the ring's own end is still on its way: on another host's link the kernel's FIN may overtake it.
+fn awaits_end(conn: &Conn) -> bool {
+    let Some(r) = conn.remote() else { return false };
+    r.poll(true);
+    if conn.peer().is_none_or(|p| p.flags.load(SeqCst) & CLOSED != 0) || r.failed.load(SeqCst) {
+        return false;
+    }
+    let now = crate::sync::now_ns();
+    match conn.eof_at.compare_exchange(0, now, SeqCst, SeqCst) {
+        Ok(_) => {
+            conn.ask(ask::ENDING);
+            true
+        }
+        Err(at) => now - at < END_NS,
+    }
+}
+
+/// The TCP stream has ended, or failed with `errno`. False: that is to be looked at again later.
+fn ended(b: &mut Both, errno: i32) -> bool {
     let conn = b.rx.conn();
+    if matches!(b.sw().rx(), RxPath::Ring | RxPath::Returning) && awaits_end(conn) {
+        return false;
+    }
     let spoke = b.sw().has_sent_frames();
     let verdict = b.sw().end(false);
     let (mut aborted, mut closed) = (false, false);
@@ -299,6 +323,8 @@ fn ended(b: &mut Both, errno: i32) {
         End::Reset => libc::ECONNRESET,
         // The mark is lost, and with it the place of what the peer has written into its ring.
         End::Eof if b.rx.ring().waiting() > 0 => libc::ECONNRESET,
+        // Died without a goodbye on another host: nobody knows what it had accepted for sending.
+        End::AfterRing if conn.remote_pid.load(Relaxed) != 0 && !closed => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
         _ if on_ring && (aborted || (!closed && unread)) => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
@@ -309,6 +335,7 @@ fn ended(b: &mut Both, errno: i32) {
         conn.fail(error);
     }
     conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD, AcqRel);
+    true
 }
 
 /// The peer broke the protocol, or bytes are lost: the connection ends with `ECONNRESET` at both ends.

@@ -4,6 +4,7 @@
 //! goes on with the connections that it inherits.
 
 use crate::layout::*;
+use crate::remote::{CHUNK, CHUNKS};
 use crate::shm::{self, Map};
 use crate::sync::Lock;
 use crate::sys::{self, SysResult};
@@ -24,6 +25,9 @@ struct Books {
     slot_used: [AtomicU64; SLOTS / 64],
     slot_page: [AtomicU64; SLOTS / 64],
     queue_lock: [Lock; QUEUES],
+    /// Of a side that is copied to another host: which pieces may be used, and up to which one more are wanted.
+    chunks: [AtomicU64; CHUNKS / 64],
+    wanted: AtomicU32,
 }
 
 /// Our side of a link.
@@ -32,15 +36,26 @@ pub struct Side {
     pub fd: c_int,
     seg: Map,
     books: Map,
+    /// Blocks are taken only from pieces of the segment that have been enabled.
+    gated: bool,
 }
 
 impl Side {
     /// A new segment.
     pub fn new() -> SysResult<Side> {
+        Self::make(false)
+    }
+
+    /// A new segment whose ring memory is enabled piece by piece.
+    pub fn new_remote() -> SysResult<Side> {
+        Self::make(true)
+    }
+
+    fn make(gated: bool) -> SysResult<Side> {
         let (fd, seg) = shm::create_owned(b"ringsock-ring\0", SEG_BYTES)?;
         let side = shm::allocate(fd, 0, SLOTS_OFFSET)
             .and_then(|()| shm::anon_shared(core::mem::size_of::<Books>()))
-            .map(|books| Side { fd, seg, books });
+            .map(|books| Side { fd, seg, books, gated });
         match side {
             Ok(s) => {
                 s.head().magic.store(SEG_MAGIC, Release);
@@ -66,6 +81,59 @@ impl Side {
             shm::unmap(self.seg);
             shm::unmap(self.books);
         }
+    }
+
+    /// First byte of the segment.
+    pub fn base(&self) -> *mut u8 {
+        self.seg.base
+    }
+
+    /// Makes the memory of a piece exist.
+    pub fn allocate_chunk(&self, chunk: u32) -> bool {
+        shm::allocate(self.fd, chunk as usize * CHUNK, CHUNK).is_ok()
+    }
+
+    /// Blocks may be taken from a piece.
+    pub fn enable_chunk(&self, chunk: u32) {
+        self.books().chunks[chunk as usize / 64 % (CHUNKS / 64)].fetch_or(1 << (chunk % 64), Release);
+    }
+
+    fn is_enabled(&self, chunk: usize) -> bool {
+        self.books().chunks[chunk / 64 % (CHUNKS / 64)].load(Acquire) & (1 << (chunk % 64)) != 0
+    }
+
+    /// The piece up to which more are wanted; 0: none.
+    pub fn wanted(&self) -> u32 {
+        self.books().wanted.load(Acquire)
+    }
+
+    /// Whether a block of that size can be had; asks for more pieces otherwise.
+    pub fn has_room(&self, log2: u32) -> bool {
+        let b = self.books();
+        let _g = b.lock.lock();
+        let class = log2 as usize % CLASSES;
+        !self.gated || b.free_len[class].load(Relaxed) > 0 || self.may_bump(b, 1 << log2 >> 12).is_some()
+    }
+
+    /// The first page of the next `pages` that nobody has used, if they can be used.
+    fn may_bump(&self, b: &Books, pages: u32) -> Option<u32> {
+        let first = b.bump.load(Relaxed).max((BLOCKS_OFFSET >> 12) as u32);
+        if (first + pages) as usize > SEG_BYTES >> 12 {
+            return None;
+        }
+        if self.gated {
+            const PAGES: u32 = (CHUNK >> 12) as u32;
+            let last = (first + pages - 1) / PAGES;
+            // One more is asked for in good time.
+            let ahead = (last + 1).min(CHUNKS as u32 - 1);
+            if !self.is_enabled(ahead as usize) && b.wanted.fetch_max(ahead, AcqRel) < ahead {
+                crate::bell::ring(0);
+            }
+            if !(first / PAGES..=last).all(|c| self.is_enabled(c as usize)) {
+                return None;
+            }
+        }
+        Some(first)
     }
 
     fn head(&self) -> &SegHead {
@@ -105,10 +173,7 @@ impl Side {
             return Some(b.free[class][n as usize - 1].load(Relaxed));
         }
         let pages = 1u32 << (log2 - 12);
-        let first = b.bump.load(Relaxed).max((BLOCKS_OFFSET >> 12) as u32);
-        if (first + pages) as usize > SEG_BYTES >> 12 {
-            return None;
-        }
+        let first = self.may_bump(b, pages)?;
         shm::allocate(self.fd, (first as usize) << 12, 1 << log2).ok()?;
         b.bump.store(first + pages, Relaxed);
         Some(first)

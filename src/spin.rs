@@ -57,6 +57,10 @@ impl Wait {
 
     /// Polls `done` until it is true or spinning no longer pays. `slow` is polled every few microseconds.
     pub fn spin(&self, mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> bool {
+        let mut done = || {
+            crate::remote::progress();
+            done()
+        };
         if self.budget == 0 {
             return done();
         }

@@ -152,6 +152,10 @@ why! {
     Returned = 16, "returned from a ring";
     /// A fork child waits for it.
     Forked = 17, "inherited over fork";
+    /// No RDMA device.
+    NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
+    /// No way by RDMA.
+    NoWay = 20, "the peer cannot be reached by RDMA";
     /// The library could not set itself up.
     Broken = 18, "the library could not set itself up in this process";
 }

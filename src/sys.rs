@@ -146,3 +146,33 @@ pub fn pid() -> u32 {
     // SAFETY: getpid has no preconditions.
     unsafe { sys!(libc::SYS_getpid) }.unwrap_or(0) as u32
 }
+
+/// Keeps `errno` as it is, and the thread from being cancelled: for the few calls into libraries.
+pub struct Kept(i32, c_int);
+
+extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+impl Kept {
+    /// Until this is dropped.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Kept {
+        let mut state = 0;
+        // SAFETY: the thread's own variables; 1 is PTHREAD_CANCEL_DISABLE.
+        unsafe {
+            pthread_setcancelstate(1, &mut state);
+            Kept(*libc::__errno_location(), state)
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe {
+            *libc::__errno_location() = self.0;
+            pthread_setcancelstate(self.1, &mut self.1);
+        }
+    }
+}

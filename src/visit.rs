@@ -180,7 +180,7 @@ fn abandon(c: &'static Conn) {
     *b.sw() = crate::switch::Switch::new();
     *b.tx.ring() = TxRing::default();
     *b.rx.ring() = RxRing::default();
-    c.attach(core::ptr::null_mut(), 0, core::ptr::null());
+    c.attach(None, 0, core::ptr::null());
     if lost {
         // The kernel resets it at both ends: nothing may look like a proper end.
         let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };

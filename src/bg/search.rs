@@ -25,17 +25,25 @@ impl Bg {
         let Some(ends) = ends else { return };
         note_ends(conn, &ends);
         let c = config::get();
-        let why = if !c.links.shm {
-            Why::LinksOff
-        } else if !rules::allows(&rv::socket_addr(&ends[0]), &rv::socket_addr(&ends[1])) {
+        let local = ends[0].0 == ends[1].0 || rv::is_local(&ends[1]);
+        let verbs = !(local && c.links.shm);
+        let why = if !rules::allows(&rv::socket_addr(&ends[0]), &rv::socket_addr(&ends[1])) {
             Why::Rules
-        } else if ends[0].0 != ends[1].0 && !rv::is_local(&ends[1]) {
-            Why::OtherHost
-        } else {
+        } else if !verbs {
             Why::None
+        } else if !c.links.verbs {
+            if local {
+                Why::LinksOff
+            } else {
+                Why::OtherHost
+            }
+        } else {
+            self.rdma_refusal(&ends[1].0)
         };
         if why != Why::None {
-            make_plain(conn, why);
+            if !matches!(why, Why::NoWay | Why::NoDevice) || !self.rdma_again(conn) {
+                make_plain(conn, why);
+            }
             return;
         }
         let connector = conn.connector.load(Relaxed);
@@ -64,8 +72,12 @@ impl Bg {
         if look.found.is_some() || (look.listener >= 0 && !parked) {
             return;
         }
-        look.until = now + LISTEN_NS;
-        if parked {
+        look.until = now + LISTEN_NS * if verbs { 5 } else { 1 };
+        look.verbs = verbs;
+        if verbs && look.attempt != 0 {
+            // It can be found still.
+            look.at = look.until;
+        } else if parked {
             look.at = now + GLANCE_NS;
         } else if told {
             look.at = now + 5 * MS;
@@ -97,13 +109,16 @@ impl Bg {
             self.drop_look(end);
             return;
         }
-        let many = self.listening > LISTENERS;
+        let (many, verbs) = (self.listening > LISTENERS, look.verbs);
         if let Some((l, proposal)) = look.found.take() {
             match proposal {
                 Some(m) => self.on_propose(l, &m),
                 None => self.propose(l, t),
             }
             return;
+        }
+        if verbs {
+            return self.step_rdma(end, now);
         }
         if conn.connector.load(Relaxed) {
             if look.listener < 0 && now < look.until {
@@ -158,6 +173,7 @@ impl Bg {
 
     pub(super) fn drop_look(&mut self, end: End) -> Option<Look> {
         let look = self.looks.remove(&end)?;
+        self.rdma_drop(look.attempt);
         if look.listener >= 0 {
             self.listening -= 1;
             self.unwatch(look.listener);
@@ -189,6 +205,9 @@ impl Bg {
         }
         look.conn.why(why);
         told(end.0, why.text());
+        if look.verbs && matches!(why, Why::NoPeer | Why::NoWay) && self.rdma_again(look.conn) {
+            return;
+        }
         if why == Why::Shared {
             // Until the other process has let go of it.
             later(look.conn, 64);
@@ -403,8 +422,19 @@ impl Bg {
 
 impl Look {
     fn new(conn: &'static Conn, gen: u32, now: i64) -> Look {
-        let again = conn.in_vain.load(Relaxed) > 0;
-        Look { conn, gen, again, listener: -1, dials: 0, found: None, busy: 0, at: now, until: now + LISTEN_NS }
+        Look {
+            conn,
+            gen,
+            again: conn.in_vain.load(Relaxed) > 0,
+            listener: -1,
+            dials: 0,
+            found: None,
+            verbs: false,
+            attempt: 0,
+            busy: 0,
+            at: now,
+            until: now + LISTEN_NS,
+        }
     }
 }
 

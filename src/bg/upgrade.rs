@@ -12,9 +12,17 @@ impl Bg {
             return false;
         }
         let m = self.stamp(m);
+        log(Level::Trace, format_args!("link: say {} {} {}", m.kind, m.a, m.b));
         let queue = self.unsent.entry(key(l)).or_default();
         if !queue.is_empty() {
             queue.push_back((m, fd));
+            return true;
+        }
+        if let Some(r) = l.remote() {
+            if !r.say(&m) {
+                queue.push_back((m, fd));
+                r.wants_to_say.store(true, SeqCst);
+            }
             return true;
         }
         match link::send_msg(l.sock, &m, if fd >= 0 { core::slice::from_ref(&fd) } else { &[] }) {
@@ -33,6 +41,12 @@ impl Bg {
     /// Sends what there was no room for.
     pub(super) fn flush_link(&mut self, l: &Link) {
         let Some(queue) = self.unsent.get_mut(&key(l)) else { return };
+        if let Some(r) = l.remote() {
+            while queue.front().is_some_and(|(m, _)| r.say(m)) {
+                queue.pop_front();
+            }
+            return r.wants_to_say.store(!queue.is_empty(), SeqCst);
+        }
         while let Some((m, fd)) = queue.front() {
             if link::send_msg(l.sock, m, if *fd >= 0 { core::slice::from_ref(fd) } else { &[] }) == Err(libc::EAGAIN) {
                 return;
@@ -44,6 +58,9 @@ impl Bg {
     pub(super) fn tell_bells(&mut self) {
         let used = bell::used();
         for l in self.links.clone() {
+            if l.remote().is_some() {
+                continue;
+            }
             let mut new = used & !l.bells_sent.load(Relaxed);
             while new != 0 {
                 let k = new.trailing_zeros();
@@ -78,6 +95,7 @@ impl Bg {
     }
 
     pub(super) fn on_message(&mut self, l: &'static Link, m: &Msg, fds: &mut [c_int; 4]) {
+        log(Level::Trace, format_args!("link: heard {} {} {}", m.kind, m.a, m.b));
         match m.kind {
             kind::ASK => {
                 if self.found((m.tuple, false)).is_some() {
@@ -135,6 +153,14 @@ impl Bg {
             }
             kind::BELL_OK => {
                 l.bells_known.fetch_or(1 << (m.a & 63), Release);
+            }
+            kind::NEED => self.offer_chunks(l, m.a),
+            kind::KEYS => {
+                if let Some(r) = l.remote() {
+                    if !r.take_chunk(&l.side, m.a, m.b) {
+                        log(Level::Warn, format_args!("no more memory can be registered for a link"));
+                    }
+                }
             }
             _ => {}
         }
@@ -210,6 +236,7 @@ impl Bg {
         let Some(k) = self.looks.get_mut(&end) else { return false };
         k.busy += 1;
         if k.busy > TRIES {
+            log(Level::Debug, format_args!("no ring for a connection: it is always busy"));
             k.conn.hold.store(false, SeqCst);
             k.conn.notify();
             return false;
@@ -241,6 +268,10 @@ impl Bg {
         if busy() {
             conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
+            return Err(None);
+        }
+        if l.remote().is_some() && !l.side.has_room(config::get().ring_bytes.trailing_zeros()) {
+            // The peer is being asked for more.
             return Err(None);
         }
         conn.set_phase(Phase::Managed);
@@ -283,6 +314,7 @@ impl Bg {
         if why == Why::Returned {
             s.returns.fetch_add(1, Relaxed);
         }
+        let was_remote = conn.remote_pid.load(Relaxed) != 0;
         self.detach(&mut b, conn);
         conn.confirmed.store(false, Relaxed);
         conn.nospace.store(false, Relaxed);
@@ -314,6 +346,9 @@ impl Bg {
         epoll::unmanage(conn);
         drop(b);
         conn.notify();
+        if was_remote && why == Why::Returned {
+            self.rdma_again(conn);
+        }
     }
 
     /// Lets go of slot and ring.
@@ -323,9 +358,12 @@ impl Bg {
         let (slot, peer) = (conn.slot.load(Relaxed), conn.peer_slot.load(Relaxed));
         let mut ring = core::mem::take(b.tx.ring());
         *b.rx.ring() = RxRing::default();
-        conn.attach(core::ptr::null_mut(), 0, core::ptr::null());
+        conn.attach(None, 0, core::ptr::null());
         l.set_conn(slot, core::ptr::null());
         let left = self.left_by_peer.remove(&(key(l), slot));
+        if let Some(r) = l.remote().filter(|_| peer != u32::MAX) {
+            r.part(peer);
+        }
         if peer != u32::MAX && !l.dead.load(Relaxed) {
             self.say(l, Msg { kind: kind::DETACH, a: peer, ..Msg::default() });
         }
@@ -351,8 +389,12 @@ impl Bg {
 
     /// The process at the other end is gone.
     pub(super) fn lost(&mut self, l: &'static Link) {
-        self.unwatch(l.sock);
-        sys::close(l.sock);
+        if let Some(r) = l.remote() {
+            self.rdma_lost(l, r);
+        } else {
+            self.unwatch(l.sock);
+            sys::close(l.sock);
+        }
         l.dead.store(true, SeqCst);
         link::withdraw(l);
         self.links.retain(|x| !core::ptr::eq(*x, l));
@@ -417,6 +459,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     crate::fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
+    if let Some(r) = l.remote() {
+        r.renew(slot);
+    }
     let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes.min(conn.ring_cap.load(Relaxed))) else {
         l.side.free_slot(slot);
         return Err(Why::Resources);
@@ -431,7 +476,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     crate::process::random(&mut nonce);
     *b.tx.ring() = ring;
     *b.rx.ring() = RxRing::default();
-    conn.attach((l as *const Link).cast_mut(), slot, own);
+    conn.attach(Some(l), slot, own);
     conn.hinted.store(0, Relaxed);
     conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
@@ -441,7 +486,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     let n = conn.upgrade_no.fetch_add(1, SeqCst).wrapping_add(1);
     // Children that are forked from here on inherit the mappings.
     conn.local().mapped.store(n, Release);
-    conn.stats().link.store(1, Relaxed);
+    conn.stats().link.store(if l.remote().is_some() { 2 } else { 1 }, Relaxed);
     Ok((slot, nonce))
 }
 
@@ -454,6 +499,9 @@ pub(super) fn attach_peer(conn: &'static Conn, l: &'static Link, slot: u32, nonc
     }
     *b.rx.ring() = RxRing::new(l.peer_base(), peer, own);
     b.tx.ring().set_peer(peer);
+    if let Some(r) = l.remote() {
+        r.pair(slot, conn.slot.load(Relaxed), conn);
+    }
     conn.attach_peer(slot, peer);
     b.set_peer_nonce(nonce);
     true
@@ -470,6 +518,10 @@ pub(super) fn free_slot(l: &Link, slot: u32, ring: &mut TxRing) {
 /// take that user's sockets anyway. The other end needs no such question, because it writes its own mark
 /// only after it has seen ours.
 fn is_held_by(conn: &Conn, l: &Link) -> bool {
+    if l.remote().is_some() {
+        // Another host does not tell whose its sockets are; see "Trust" in the design.
+        return true;
+    }
     let Some((_, uid, _)) = rv::credentials(l.sock) else { return false };
     if uid == 0 {
         return true;

@@ -325,6 +325,7 @@ impl Set {
             let mut asleep = Ok(0);
             if !hit {
                 bell::sleep_begin(b);
+                let _asleep = remote::before_sleep();
                 link::drain_hints(b);
                 if self.listed.load(SeqCst) == 0 {
                     let how = Sleep { since, any: true, if_left: &mut || bell::sleep_end(b) };

@@ -50,6 +50,12 @@ fn mark_from(conn: &Conn) -> Option<usize> {
     Some(p.mark_at.load(Relaxed).saturating_sub(conn.rx_tcp.load(Relaxed)) as usize)
 }
 
+/// Whether the mark may have begun without our knowing: what a peer on another host says of it may come later
+/// than the mark itself. Then whatever looks like its first part is held back, and left where it is.
+fn is_careful(conn: &Conn) -> bool {
+    conn.remote_pid.load(Relaxed) != 0 && conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN == 0)
+}
+
 fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
     let mut buf = [0u8; 4096];
     let got = conn.mark_got.load(Relaxed) as usize;
@@ -75,11 +81,25 @@ fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
             (false, _) => lost(conn),
         };
     }
+    if is_careful(conn) {
+        return match wire::scan(&buf[..n], nonce, true) {
+            Scan::App(n) => Front::App(n),
+            Scan::Mark => Front::Mark,
+            // Nothing can follow it that would make it a mark.
+            Scan::Partial if sys::poll_now(fd, libc::POLLRDHUP) != 0 && is_last(fd, n) => Front::App(n),
+            Scan::Partial => Front::Wait,
+        };
+    }
     match wire::scan_from(&buf[..n], nonce, mark_from(conn)) {
         Scan::App(n) => Front::App(n),
         Scan::Mark => Front::Mark,
         Scan::Partial => Front::Part(n),
     }
+}
+
+/// Whether the socket holds no more than `n` bytes.
+fn is_last(fd: c_int, n: usize) -> bool {
+    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|there| there as usize <= n)
 }
 
 /// Copies what is in the ring behind the first `at` bytes of the program's buffers, and leaves it there.
@@ -124,7 +144,13 @@ pub(super) fn armed_front(conn: &Conn, rx: &mut Rx) -> (Front, bool) {
 /// How many bytes of an armed connection's TCP stream are the program's, and whether the whole mark has
 /// come behind them. The peer's word for where its mark begins is enough for that: when that place is
 /// reached the mark is looked for in the stream itself.
-pub fn before_mark(conn: &Conn, _rx: &Rx) -> (usize, bool) {
+pub fn before_mark(conn: &Conn, rx: &Rx) -> (usize, bool) {
+    if is_careful(conn) {
+        return match peek_front(conn, &rx.nonce()) {
+            Front::App(n) => (n, false),
+            _ => (0, false),
+        };
+    }
     let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
     match (conn.mark_got.load(Relaxed) as usize, mark_from(conn)) {
         (0, Some(from)) if from < there => (from, there - from >= wire::MARK_LEN),

@@ -39,9 +39,13 @@ pub(super) fn wait(
             own.want.fetch_or(bits, SeqCst);
         }
         full_fence();
+        if to_write {
+            conn.flush();
+        }
         if !table::is(fd, conn) {
             break Err(libc::EBADF);
         }
+        let _asleep = remote::before_sleep();
         if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
             break Ok(());
         }

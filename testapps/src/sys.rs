@@ -377,11 +377,17 @@ pub fn sendfile(out: RawFd, file: RawFd, off: &mut i64, n: usize) -> R<usize> {
     size(unsafe { libc::sendfile(out, file, off, n) })
 }
 
+/// The address that servers listen at and clients connect to: `RS_APP_HOST` (IPv4), or 127.0.0.1.
+fn host() -> [u8; 4] {
+    let text = std::env::var("RS_APP_HOST").unwrap_or_default();
+    text.parse::<std::net::Ipv4Addr>().map_or([127, 0, 0, 1], |a| a.octets())
+}
+
 fn sockaddr(port: u16) -> libc::sockaddr_in {
     libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
         sin_port: port.to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(host()) },
         sin_zero: [0; 8],
     }
 }
@@ -407,7 +413,7 @@ pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
     Ok((fd, sockname(fd, false)?.1))
 }
 
-/// `connect(2)` of a fresh socket to 127.0.0.1, `TCP_NODELAY` set.
+/// `connect(2)` of a fresh socket to [`host`], `TCP_NODELAY` set.
 pub fn connect(port: u16) -> R<RawFd> {
     let fd = tcp_socket()?;
     let a = sockaddr(port);

@@ -1,0 +1,593 @@
+//! Links to other hosts: the rendezvous by `rdma_cm`, and what the provider tells.
+//!
+//! As on one host, the accepting end dials the connecting end, here at the address and port that its TCP
+//! socket has: that port space is not shared with TCP. The private data of request and answer carry what
+//! `HELLO`, `WELCOME` and `LINKED` do on one host.
+
+use super::*;
+use crate::provider::{self, Api, Event, Options, What};
+use crate::remote::{self, Half, Remote, FIRST_CHUNK};
+
+/// Pauses between looks at a completion queue that is not armed because threads look at it.
+const LOOK_NS: i64 = MS;
+/// How long a host that could not be reached by RDMA is left alone: at first, and at most.
+const IN_VAIN_NS: i64 = 1_000 * MS;
+const IN_VAIN_LONGEST_NS: i64 = 60_000 * MS;
+/// How many times the memory of hosts in vain.
+const IN_VAIN_MOST: usize = 1024;
+
+/// What the ends of a queue pair say of themselves while it is made.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct Hello {
+    magic: u32,
+    version: u32,
+    process: [u8; 16],
+    /// Where the sender has the mirror of the receiver's segment, and the keys of its notes and first rings.
+    mirror: u64,
+    keys: [u32; 2],
+    /// The accepting end's port.
+    port: u16,
+    /// See [`says`].
+    says: u8,
+    why: u8,
+    reserved: u32,
+}
+
+/// See [`Rdma::again`].
+struct Again {
+    conn: &'static Conn,
+    gen: u32,
+    tries: u32,
+    at: i64,
+}
+
+/// What a [`Hello`] means.
+mod says {
+    pub const USE: u8 = 1;
+    pub const REFUSE: u8 = 2;
+}
+
+const MAGIC: u32 = 0x7273_7601;
+const _: () = assert!(size_of::<Hello>() <= provider::PRIVATE_DIAL);
+
+impl Hello {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the structure has no padding.
+        unsafe { core::slice::from_raw_parts((self as *const Hello).cast(), size_of::<Hello>()) }
+    }
+
+    fn read(e: &Event) -> Option<Hello> {
+        if (e.private_len as usize) < size_of::<Hello>() {
+            return None;
+        }
+        // SAFETY: long enough, and any bytes are valid.
+        let h = unsafe { e.private.as_ptr().cast::<Hello>().read_unaligned() };
+        (h.magic == MAGIC).then_some(h)
+    }
+}
+
+/// A listener, an attempt, or a link by its token.
+enum Place {
+    Listener { id: *mut c_void, end: End },
+    Dial { id: *mut c_void, end: End, half: Option<Half>, until: i64 },
+    Answer { half: Half, process: [u8; 16], until: i64 },
+    Link(&'static Link),
+}
+
+/// The thread's RDMA state.
+#[derive(Default)]
+pub(super) struct Rdma {
+    /// The provider, and its state; null where it could not start.
+    started: Option<(Option<&'static Api>, usize)>,
+    places: HashMap<u64, Place>,
+    last: u64,
+    /// When to look at queues that are not armed; 0: never.
+    look_at: i64,
+    /// Hosts that could not be reached, until when that is believed, and for how long it was.
+    in_vain: HashMap<[u8; 16], (i64, i64)>,
+    /// Connections that have been on a link which was lost: how often they were looked for since, and when
+    /// the next time is.
+    again: HashMap<usize, Again>,
+    /// Pieces of segments that were asked for.
+    asked: HashMap<usize, u32>,
+}
+
+impl Rdma {
+    /// When something is due.
+    pub(super) fn due(&self) -> i64 {
+        let mut at = if self.look_at > 0 { self.look_at } else { i64::MAX };
+        for p in self.places.values() {
+            if let Place::Dial { until, .. } | Place::Answer { until, .. } = p {
+                at = at.min(*until);
+            }
+        }
+        for a in self.again.values() {
+            at = at.min(a.at);
+        }
+        at
+    }
+
+    fn token(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// Whether this host has a device that may be used. Cheap, so that most hosts never load the provider.
+fn has_device() -> bool {
+    let c = config::get();
+    let wanted = c.device.as_bytes();
+    let Ok(dir) = std::fs::read_dir("/sys/class/infiniband") else { return false };
+    dir.flatten().any(|e| {
+        use std::os::unix::ffi::OsStrExt;
+        let name = e.file_name();
+        match wanted {
+            [] => c.links.verbs_named || e.path().join("device").exists(),
+            w => w == name.as_bytes(),
+        }
+    })
+}
+
+impl Bg {
+    /// Why RDMA is of no use for a connection with a host; `None`: it may be of use.
+    pub(super) fn rdma_refusal(&mut self, peer: &[u8; 16]) -> Why {
+        if !has_device() {
+            return Why::NoDevice;
+        }
+        if self.rdma.in_vain.get(peer).is_some_and(|(until, _)| *until > now_ns()) {
+            return Why::NoWay;
+        }
+        if self.provider().is_none() {
+            return Why::NoDevice;
+        }
+        Why::None
+    }
+
+    fn provider(&mut self) -> Option<(&'static Api, *mut c_void)> {
+        if self.rdma.started.is_none() {
+            let api = provider::load();
+            let mut state = core::ptr::null_mut();
+            if let Some(api) = api {
+                let c = config::get();
+                extern "C" fn place(fd: c_int) -> c_int {
+                    fdhigh::not_for_children(fdhigh::move_high(fd))
+                }
+                extern "C" fn release(fd: c_int) {
+                    fdhigh::forget(fd);
+                }
+                let software = c.links.verbs_named.into();
+                let mut o = Options { device: [0; 64], software, place, release, why: [0; 128] };
+                for (to, b) in o.device.iter_mut().zip(c.device.as_bytes().iter().take(63)) {
+                    *to = *b as libc::c_char;
+                }
+                // SAFETY: `o` is valid.
+                state = unsafe { (api.start)(&mut o) };
+                if state.is_null() {
+                    // SAFETY: the provider ends it with a NUL.
+                    let why = unsafe { core::ffi::CStr::from_ptr(o.why.as_ptr()) };
+                    log(Level::Warn, format_args!("no verbs link: {}", why.to_string_lossy()));
+                } else {
+                    // SAFETY: a state of the provider's.
+                    let fd = unsafe { (api.fd)(state) };
+                    self.watch(fd, token::VERBS, libc::EPOLLIN);
+                }
+            }
+            self.rdma.started = Some((api, state as usize));
+        }
+        match self.rdma.started {
+            Some((Some(api), state)) if state != 0 => Some((api, state as *mut c_void)),
+            _ => None,
+        }
+    }
+
+    fn hello(&self, half: Option<&Half>) -> Hello {
+        Hello {
+            magic: MAGIC,
+            version: config::protocol(link::VERSION),
+            process: self.process,
+            mirror: half.map_or(0, |h| h.mirror.base as u64),
+            keys: half.map_or([0; 2], |h| h.keys),
+            ..Hello::default()
+        }
+    }
+
+    /// One step of the search for a peer on another host.
+    pub(super) fn step_rdma(&mut self, end: End, now: i64) {
+        let Some((api, state)) = self.provider() else { return self.fail_look(end, Why::NoDevice) };
+        let token = self.rdma.token();
+        let Some(look) = self.looks.get_mut(&end) else { return };
+        let t = end.0;
+        let mut id = core::ptr::null_mut();
+        if end.1 {
+            if look.attempt != 0 || now >= look.until {
+                return self.fail_look(end, Why::NoPeer);
+            }
+            // SAFETY: a state of the provider's, and valid pointers.
+            match unsafe { (api.listen)(state, &t.from, t.from_port, token, &mut id) } {
+                0 => {
+                    look.attempt = token;
+                    look.at = look.until;
+                    self.rdma.places.insert(token, Place::Listener { id, end });
+                }
+                libc::EADDRINUSE => look.at = now + 20 * MS,
+                e => {
+                    log(Level::Debug, format_args!("RDMA: cannot listen, errno {e}"));
+                    self.fail_look(end, Why::NoWay);
+                }
+            }
+            return;
+        }
+        if look.attempt != 0 {
+            // The attempt's own time limit ends it.
+            look.at = now + HANDSHAKE_NS;
+            return;
+        }
+        if look.dials >= DIALS + 2 {
+            return self.fail_look(end, Why::NoPeer);
+        }
+        look.at = now + HANDSHAKE_NS;
+        look.dials += 1;
+        // SAFETY: as above.
+        match unsafe { (api.dial)(state, &t.to, &t.from, t.from_port, token, &mut id) } {
+            0 => {
+                look.attempt = token;
+                self.rdma.places.insert(token, Place::Dial { id, end, half: None, until: now + HANDSHAKE_NS });
+            }
+            e => {
+                log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
+                self.rdma_unreachable(end);
+            }
+        }
+    }
+
+    fn rdma_unreachable(&mut self, end: End) {
+        let now = now_ns();
+        if self.rdma.in_vain.len() >= IN_VAIN_MOST {
+            self.rdma.in_vain.clear();
+        }
+        let peer = if end.1 { end.0.to } else { end.0.from };
+        let known = self.rdma.in_vain.get(&peer).map_or(0, |(_, span)| span * 2);
+        let span = known.clamp(IN_VAIN_NS, IN_VAIN_LONGEST_NS);
+        self.rdma.in_vain.insert(peer, (now + span, span));
+        log(Level::Debug, format_args!("a host cannot be reached by RDMA: not tried for {} s", span / (1000 * MS)));
+        self.fail_look(end, Why::NoWay);
+    }
+
+    /// The connection has been on a link to another host: it is looked for again, at longer and longer
+    /// intervals. False: it has not.
+    pub(super) fn rdma_again(&mut self, conn: &'static Conn) -> bool {
+        if conn.stats().upgrades.load(Relaxed) == 0 || conn.phase() != Phase::Raw {
+            return false;
+        }
+        let gen = conn.gen.load(Relaxed);
+        let a = self.rdma.again.entry(conn as *const Conn as usize).or_insert(Again { conn, gen, tries: 0, at: 0 });
+        if a.gen != gen {
+            (a.gen, a.tries) = (gen, 0);
+        }
+        // The end that connected is there first.
+        let early = if conn.connector.load(Relaxed) { 3 } else { 4 };
+        a.at = now_ns() + ((early * 250 * MS) << a.tries.min(6));
+        a.tries += 1;
+        true
+    }
+
+    fn rdma_look_again(&mut self, now: i64) {
+        let due: Vec<usize> = self.rdma.again.iter().filter(|(_, a)| a.at <= now).map(|(k, _)| *k).collect();
+        for k in due {
+            let Some(a) = self.rdma.again.get_mut(&k) else { continue };
+            let (conn, gen) = (a.conn, a.gen);
+            if conn.gen.load(Relaxed) != gen || conn.phase() != Phase::Raw {
+                // Gone, or upgraded: then its next loss counts from the beginning.
+                self.rdma.again.remove(&k);
+                continue;
+            }
+            a.at = i64::MAX;
+            self.look(conn);
+        }
+    }
+
+    /// A search has ended: so does what it had begun.
+    pub(super) fn rdma_drop(&mut self, token: u64) {
+        if let Some(p) = self.rdma.places.remove(&token) {
+            self.rdma_end(p);
+        }
+    }
+
+    fn rdma_end(&mut self, p: Place) {
+        let Some((api, _)) = self.provider() else { return };
+        match p {
+            // SAFETY: ids of the provider's that nobody else has.
+            Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => unsafe { (api.close)(id) },
+            Place::Dial { half: Some(half), .. } => half.destroy(api),
+            Place::Answer { half, process, .. } => {
+                self.ask_later.retain(|(p, _)| *p != process);
+                half.destroy(api);
+            }
+            Place::Link(_) => {}
+        }
+    }
+
+    /// Whatever the provider has to tell, messages that have come, and what is due.
+    pub(super) fn rdma_events(&mut self) {
+        let Some((Some(api), state)) = self.rdma.started else { return };
+        if state == 0 {
+            return;
+        }
+        let spinning = remote::spun();
+        let mut e = Event::default();
+        // SAFETY: a state of the provider's.
+        while unsafe { (api.event)(state as *mut c_void, &mut e) } == 1 {
+            self.rdma_event(api, &e, spinning);
+        }
+        let now = now_ns();
+        let mut again = false;
+        let look = self.rdma.look_at > 0 && self.rdma.look_at <= now;
+        for l in self.links.clone() {
+            let Some(r) = l.remote() else { continue };
+            if look {
+                again |= r.woken(spinning);
+            }
+            self.hear_remote(l, r);
+        }
+        if look {
+            self.rdma.look_at = if again { now + LOOK_NS } else { 0 };
+        }
+        self.rdma_look_again(now);
+        let late: Vec<u64> = self
+            .rdma
+            .places
+            .iter()
+            .filter(|(_, p)| matches!(p, Place::Dial { until, .. } | Place::Answer { until, .. } if *until <= now))
+            .map(|(t, _)| *t)
+            .collect();
+        for t in late {
+            match self.rdma.places.get(&t) {
+                Some(Place::Dial { end, .. }) => {
+                    let end = *end;
+                    self.rdma_unreachable(end);
+                }
+                _ => self.rdma_drop(t),
+            }
+        }
+    }
+
+    fn hear_remote(&mut self, l: &'static Link, r: &'static Remote) {
+        if l.dead.load(Relaxed) {
+            return;
+        }
+        if r.wants_to_say.load(SeqCst) {
+            self.flush_link(l);
+        }
+        while let Some(m) = r.next_message() {
+            if m.magic == MSG_MAGIC {
+                self.on_message(l, &m, &mut [-1; 4]);
+            }
+            r.poll(false);
+        }
+        let wanted = l.side.wanted();
+        let asked = self.rdma.asked.entry(key(l)).or_insert(0);
+        if wanted > *asked {
+            *asked = wanted;
+            self.say(l, Msg { kind: kind::NEED, a: wanted, ..Msg::default() });
+        }
+        if r.failed.load(SeqCst) {
+            self.lost(l);
+        }
+    }
+
+    /// The peer wants to use its segment up to piece `last`: registers the mirror of what is missing.
+    pub(super) fn offer_chunks(&mut self, l: &'static Link, last: u32) {
+        let Some(r) = l.remote() else { return };
+        for chunk in FIRST_CHUNK..=last.min(remote::CHUNKS as u32 - 1) {
+            if r.offers(chunk) {
+                continue;
+            }
+            let Some(key) = r.offer_chunk(chunk) else {
+                log(Level::Warn, format_args!("no more memory can be registered for a peer (see `ulimit -l`)"));
+                return;
+            };
+            self.say(l, Msg { kind: kind::KEYS, a: chunk, b: key, ..Msg::default() });
+        }
+    }
+
+    fn rdma_event(&mut self, api: &'static Api, e: &Event, spinning: bool) {
+        if e.what != What::Completions {
+            log(Level::Debug, format_args!("RDMA: {:?}, status {}", e.what, e.status));
+        }
+        match e.what {
+            What::Completions => {
+                if let Some(Place::Link(l)) = self.rdma.places.get(&e.token) {
+                    let l = *l;
+                    if let Some(r) = l.remote() {
+                        if r.woken(spinning) {
+                            self.rdma.look_at = now_ns() + LOOK_NS;
+                        }
+                    }
+                }
+            }
+            What::Request => self.rdma_request(api, e),
+            What::Routed => self.rdma_routed(api, e),
+            What::Established => self.rdma_established(e),
+            What::Rejected => self.rdma_rejected(e),
+            What::Unreachable | What::Lost => match self.rdma.places.get(&e.token) {
+                Some(Place::Dial { end, .. }) => {
+                    let end = *end;
+                    log(Level::Debug, format_args!("RDMA: no way to the peer (status {})", e.status));
+                    self.rdma_unreachable(end);
+                }
+                Some(Place::Link(l)) => {
+                    let l = *l;
+                    self.lost(l);
+                }
+                Some(_) => self.rdma_drop(e.token),
+                None => {}
+            },
+            What::None => {}
+        }
+    }
+
+    /// A peer has found a listener of ours.
+    fn rdma_request(&mut self, api: &'static Api, e: &Event) {
+        // SAFETY: the request's id is ours alone.
+        let refuse = |h: Hello| unsafe {
+            (api.reject)(e.id, h.bytes().as_ptr(), h.bytes().len() as u32);
+            (api.close)(e.id);
+        };
+        let Some(Place::Listener { end, .. }) = self.rdma.places.get(&e.listener) else {
+            return refuse(Hello { says: says::REFUSE, why: Why::NoPeer as u8, ..self.hello(None) });
+        };
+        let end = *end;
+        let t = end.0;
+        let Some(h) = Hello::read(e).filter(|h| h.port == t.to_port) else {
+            return refuse(Hello { says: says::REFUSE, why: Why::NoPeer as u8, ..self.hello(None) });
+        };
+        if h.version != config::protocol(link::VERSION) {
+            refuse(Hello { says: says::REFUSE, why: Why::Version as u8, ..self.hello(None) });
+            return self.fail_look(end, Why::Version);
+        }
+        let same = |l: &&'static Link| l.answered && l.process == h.process && l.remote().is_some();
+        if let Some(l) = self.links.iter().copied().find(|l| same(l)) {
+            refuse(Hello { says: says::USE, ..self.hello(None) });
+            self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+            return;
+        }
+        let under_way = |p: &Place| matches!(p, Place::Answer { process, .. } if *process == h.process);
+        if self.rdma.places.values().any(under_way) {
+            self.ask_later.push((h.process, t));
+            return refuse(Hello { says: says::USE, ..self.hello(None) });
+        }
+        let token = self.rdma.token();
+        // SAFETY: a request that nobody else has.
+        let half = match unsafe { Half::new(api, e.id, token) } {
+            Ok(half) => half,
+            Err(errno) => {
+                cannot_register(errno);
+                return refuse(Hello { says: says::REFUSE, why: Why::Resources as u8, ..self.hello(None) });
+            }
+        };
+        self.rdma.in_vain.remove(&e.from);
+        half.set_peer(h.mirror, h.keys);
+        let answer = self.hello(Some(&half));
+        // SAFETY: an open request; the data is readable.
+        if unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) } != 0 {
+            return half.destroy(api);
+        }
+        let until = now_ns() + HANDSHAKE_NS;
+        self.rdma.places.insert(token, Place::Answer { half, process: h.process, until });
+    }
+
+    /// The way to a peer is known.
+    fn rdma_routed(&mut self, api: &'static Api, e: &Event) {
+        let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
+        let end = *end;
+        // SAFETY: a routed id that nobody else has.
+        let half = match unsafe { Half::new(api, e.id, e.token) } {
+            Ok(half) => half,
+            Err(errno) => {
+                cannot_register(errno);
+                return self.fail_look(end, Why::Resources);
+            }
+        };
+        let hello = Hello { port: end.0.to_port, ..self.hello(Some(&half)) };
+        // SAFETY: an open id; the data is readable.
+        let r = unsafe { (api.connect)(e.id, hello.bytes().as_ptr(), hello.bytes().len() as u32) };
+        if let Some(Place::Dial { half: to, .. }) = self.rdma.places.get_mut(&e.token) {
+            *to = Some(half);
+        }
+        if r != 0 {
+            self.rdma_unreachable(end);
+        }
+    }
+
+    fn rdma_established(&mut self, e: &Event) {
+        match self.rdma.places.remove(&e.token) {
+            Some(Place::Dial { end, half: Some(half), id, .. }) => {
+                if let Some(look) = self.looks.get_mut(&end) {
+                    look.attempt = 0;
+                }
+                let Some(h) = Hello::read(e) else {
+                    self.rdma_end(Place::Dial { id, end, half: Some(half), until: 0 });
+                    return self.fail_look(end, Why::Refused);
+                };
+                half.set_peer(h.mirror, h.keys);
+                self.rdma.in_vain.remove(&end.0.from);
+                if let Some(l) = self.rdma_link(e.token, h.process, false, half) {
+                    self.propose(l, end.0);
+                }
+            }
+            Some(Place::Answer { half, process, .. }) => {
+                if let Some(l) = self.rdma_link(e.token, process, true, half) {
+                    for (_, t) in self.ask_later.extract_if(.., |(p, _)| *p == process).collect::<Vec<_>>() {
+                        self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+                    }
+                }
+            }
+            Some(p) => {
+                self.rdma.places.insert(e.token, p);
+            }
+            None => {}
+        }
+    }
+
+    fn rdma_link(&mut self, token: u64, process: [u8; 16], answered: bool, half: Half) -> Option<&'static Link> {
+        let l = link::publish(Link::new_remote(process, answered, half), &mut self.retired)?;
+        self.links.push(l);
+        self.rdma.places.insert(token, Place::Link(l));
+        self.rdma.asked.remove(&key(l));
+        remote::count(true);
+        if let Some(r) = l.remote() {
+            r.woken(false);
+            self.hear_remote(l, r);
+        }
+        log(Level::Info, format_args!("a verbs link is up"));
+        Some(l)
+    }
+
+    fn rdma_rejected(&mut self, e: &Event) {
+        let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
+        let end = *end;
+        self.rdma_drop(e.token);
+        let Some(look) = self.looks.get_mut(&end) else { return };
+        look.attempt = 0;
+        look.at = now_ns() + (MS << look.dials.min(8));
+        match Hello::read(e) {
+            Some(h) if h.says == says::USE => {
+                if let Some((l, _)) = self.asked.remove(&end.0) {
+                    self.propose(l, end.0);
+                } else {
+                    look.at = now_ns() + HANDSHAKE_NS;
+                    look.dials = u32::MAX / 2;
+                }
+            }
+            Some(h) if h.says == says::REFUSE && h.why != Why::NoPeer as u8 => {
+                self.fail_look(end, Why::from_u8(h.why));
+            }
+            // Nobody listens there (yet), or the peer still takes us for an earlier connection.
+            _ => {}
+        }
+    }
+
+    /// A link to another host has failed: takes what has arrived, and ends it.
+    pub(super) fn rdma_lost(&mut self, l: &'static Link, r: &Remote) {
+        r.poll(true);
+        while let Some(m) = r.next_message() {
+            if m.kind == kind::DETACH {
+                self.left_by_peer.insert((key(l), m.a));
+            }
+            r.poll(true);
+        }
+        r.close();
+        remote::count(false);
+        self.rdma.places.retain(|_, p| !matches!(p, Place::Link(x) if core::ptr::eq(*x, l)));
+        log(Level::Info, format_args!("a verbs link is lost: its connections go on over TCP"));
+    }
+}
+
+fn cannot_register(errno: i32) {
+    match errno {
+        libc::ENOMEM => log(Level::Warn, format_args!("no verbs link: memory cannot be registered (see `ulimit -l`)")),
+        // The peer may have given up meanwhile.
+        e => log(Level::Debug, format_args!("RDMA: no queue pair, errno {e}")),
+    }
+}

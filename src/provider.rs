@@ -1,0 +1,279 @@
+//! The table of functions by which the core uses RDMA, and the loading of the
+//! library that fills it.
+//!
+//! `libringsock_verbs.so` is the only part that touches libibverbs and
+//! librdmacm. It lies beside this library and is loaded when a connection
+//! first has something to gain from it. All that it offers is plain C, so the
+//! two need not come from the same compiler; [`VERSION`] says whether they fit.
+//!
+//! Except for `post`, `post_recv`, `poll` and `arm`, which any thread may
+//! call, the functions are for one thread: the background thread.
+
+use crate::log::{log, Level};
+use core::ffi::{c_char, c_int, c_void, CStr};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+/// Version of [`Api`]: changes whenever anything in this file's types does.
+pub const VERSION: u32 = 1;
+/// The symbol that gives the table.
+pub const SYMBOL: &CStr = c"ringsock_verbs_api";
+/// Most bytes of private data in an [`Event`].
+pub const PRIVATE: usize = 196;
+/// Most bytes that the end that dials can send along.
+pub const PRIVATE_DIAL: usize = 56;
+
+/// A write into the peer's memory.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Write {
+    /// What to send: its address here.
+    pub from: u64,
+    /// Where to: its address there.
+    pub to: u64,
+    /// Key of the memory here (unused with [`INLINE`]).
+    pub lkey: u32,
+    /// Key of the memory there.
+    pub rkey: u32,
+    /// Length in bytes, may be 0.
+    pub len: u32,
+    /// What the receiver's completion carries.
+    pub imm: u32,
+    /// Comes back in the completion.
+    pub id: u64,
+    /// [`SIGNALED`], [`INLINE`], [`SOLICITED`].
+    pub flags: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The write is to give a completion here.
+pub const SIGNALED: u32 = 1;
+/// The bytes are copied when the write is posted.
+pub const INLINE: u32 = 2;
+/// The receiver is to be woken if it sleeps.
+pub const SOLICITED: u32 = 4;
+
+/// A completion.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Done {
+    /// Of the write that was posted.
+    pub id: u64,
+    /// 0, or libibverbs' status.
+    pub status: u32,
+    /// Whether the peer has written (else: a write of ours has been done).
+    pub received: u32,
+    /// How much the peer has written, and what it said with it.
+    pub len: u32,
+    /// See `len`.
+    pub imm: u32,
+}
+
+/// Registered memory.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Memory {
+    /// For `forget`.
+    pub handle: *mut c_void,
+    /// Key for our own writes from it.
+    pub lkey: u32,
+    /// Key for the peer's writes into it.
+    pub rkey: u32,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory { handle: core::ptr::null_mut(), lkey: 0, rkey: 0 }
+    }
+}
+
+/// What a queue pair offers.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Limits {
+    /// Writes that may be posted and not done.
+    pub writes: u32,
+    /// Most bytes of an [`INLINE`] write.
+    pub inline: u32,
+}
+
+/// What a connection attempt, a connection or a device has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum What {
+    /// Nothing.
+    None = 0,
+    /// Somebody asks at a listener: `id` is new, `listener` is what `listen` was given.
+    Request = 1,
+    /// The way to the peer is known: `open` and `connect` may follow.
+    Routed = 2,
+    /// The queue pair is connected.
+    Established = 3,
+    /// The peer said no; `private` is what it said, and `status` is 0 where nobody listens.
+    Rejected = 4,
+    /// There is no way to the peer, no answer, or no device that may be used.
+    Unreachable = 5,
+    /// The peer is gone, or the device is, or the queue pair has failed.
+    Lost = 6,
+    /// Completions wait.
+    Completions = 7,
+}
+
+/// See [`What`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Event {
+    /// What has happened.
+    pub what: What,
+    /// For which reason, in the words of librdmacm.
+    pub status: i32,
+    /// To what: null for a device.
+    pub id: *mut c_void,
+    /// What `listen`, `dial` or `open` were given for it.
+    pub token: u64,
+    /// Of a request: the listener's token.
+    pub listener: u64,
+    /// Of a request: the peer's address, IPv4 mapped.
+    pub from: [u8; 16],
+    /// Length of what follows.
+    pub private_len: u32,
+    /// What the peer said.
+    pub private: [u8; PRIVATE],
+}
+
+impl Default for Event {
+    fn default() -> Self {
+        Event {
+            what: What::None,
+            status: 0,
+            id: core::ptr::null_mut(),
+            token: 0,
+            listener: 0,
+            from: [0; 16],
+            private_len: 0,
+            private: [0; PRIVATE],
+        }
+    }
+}
+
+/// Settings of the provider.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Options {
+    /// The only device to use, NUL-terminated, or an empty text.
+    pub device: [c_char; 64],
+    /// Whether devices without hardware may be used.
+    pub software: u32,
+    /// Gives an fd of the provider's a number out of the program's way, and returns it.
+    pub place: extern "C" fn(c_int) -> c_int,
+    /// An fd that `place` has returned is about to be closed.
+    pub release: extern "C" fn(c_int),
+    /// The thread's memory for reasons: filled where a function fails, NUL-terminated.
+    pub why: [c_char; 128],
+}
+
+/// The functions. Those that return `c_int` return 0 or an `errno` value, unless they say otherwise.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Api {
+    /// [`VERSION`] of the provider.
+    pub version: u32,
+    /// Starts; null with `why` filled where that cannot be.
+    pub start: unsafe extern "C" fn(*mut Options) -> *mut c_void,
+    /// The fd that is readable while there are events.
+    pub fd: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Takes the next event. Returns 1, or 0 where there is none. Never waits.
+    pub event: unsafe extern "C" fn(*mut c_void, *mut Event) -> c_int,
+    /// Listens at an address (IPv4 mapped) and port. The answer is in the last argument.
+    pub listen: unsafe extern "C" fn(*mut c_void, *const [u8; 16], u16, u64, *mut *mut c_void) -> c_int,
+    /// Begins to look for a way from an address to an address and port; an event says how it ends.
+    pub dial: unsafe extern "C" fn(*mut c_void, *const [u8; 16], *const [u8; 16], u16, u64, *mut *mut c_void) -> c_int,
+    /// Makes the queue pair of a request or a routed connection: so many writes under way, so many receives.
+    pub open: unsafe extern "C" fn(*mut c_void, u32, u32, u64, *mut Limits) -> c_int,
+    /// Registers memory for a queue pair that is open. The last but one: whether the peer may write.
+    pub register: unsafe extern "C" fn(*mut c_void, *mut u8, usize, c_int, *mut Memory) -> c_int,
+    /// Ends a registration.
+    pub forget: unsafe extern "C" fn(*mut c_void),
+    /// Connects, with private data of at most [`PRIVATE_DIAL`] bytes.
+    pub connect: unsafe extern "C" fn(*mut c_void, *const u8, u32) -> c_int,
+    /// Answers a request, with private data.
+    pub accept: unsafe extern "C" fn(*mut c_void, *const u8, u32) -> c_int,
+    /// Refuses a request, with private data. `close` must follow.
+    pub reject: unsafe extern "C" fn(*mut c_void, *const u8, u32) -> c_int,
+    /// Tells the peer that this is the end.
+    pub disconnect: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Ends a listener, an attempt or a connection. No thread may be using it.
+    pub close: unsafe extern "C" fn(*mut c_void),
+    /// Posts writes. Returns 0 only if all were posted.
+    pub post: unsafe extern "C" fn(*mut c_void, *const Write, u32) -> c_int,
+    /// Posts so many receives.
+    pub post_recv: unsafe extern "C" fn(*mut c_void, u32) -> c_int,
+    /// Takes completions; returns their count, or a negative value.
+    pub poll: unsafe extern "C" fn(*mut c_void, *mut Done, c_int) -> c_int,
+    /// Asks for an event at the next completion; the last argument: only one that is solicited or failed.
+    pub arm: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
+    /// Writes a description of devices, ports, addresses and limits, for people. Returns its length.
+    pub describe: unsafe extern "C" fn(*mut c_char, usize) -> usize,
+}
+
+/// The type of [`SYMBOL`].
+pub type Entry = unsafe extern "C" fn() -> *const Api;
+
+static API: AtomicPtr<Api> = AtomicPtr::new(core::ptr::null_mut());
+/// 0: not tried, 1: loaded, 2: cannot be loaded.
+static STATE: AtomicU32 = AtomicU32::new(0);
+
+/// The provider, loading it first if need be. Only for the background thread, and programs of our own.
+pub fn load() -> Option<&'static Api> {
+    if STATE.load(Acquire) == 0 {
+        let found = find();
+        if let Err(why) = &found {
+            log(Level::Warn, format_args!("no verbs link: {why}"));
+        }
+        API.store(found.map_or(core::ptr::null_mut(), |p| p.cast_mut()), Relaxed);
+        STATE.store(if API.load(Relaxed).is_null() { 2 } else { 1 }, Release);
+    }
+    // SAFETY: null, or a table that is never unloaded.
+    unsafe { API.load(Relaxed).as_ref() }
+}
+
+/// In a forked child: libibverbs' state is the parent's, and cannot be used here.
+pub fn reset_after_fork() {
+    if STATE.load(Relaxed) == 1 {
+        STATE.store(2, Relaxed);
+        API.store(core::ptr::null_mut(), Relaxed);
+    }
+}
+
+fn find() -> Result<*const Api, String> {
+    // The provider lies beside the object that this code is in.
+    // SAFETY: `info` is written by dladdr, whose strings live as long as the object.
+    let dir = unsafe {
+        let mut info: libc::Dl_info = core::mem::zeroed();
+        let here = find as fn() -> Result<*const Api, String> as *const c_void;
+        if libc::dladdr(here, &mut info) == 0 || info.dli_fname.is_null() {
+            return Err("cannot tell where this library lies".into());
+        }
+        CStr::from_ptr(info.dli_fname).to_string_lossy().into_owned()
+    };
+    let path = std::path::Path::new(&dir).with_file_name("libringsock_verbs.so");
+    let name = std::ffi::CString::new(path.to_string_lossy().as_bytes()).map_err(|e| e.to_string())?;
+    // SAFETY: a NUL-terminated name; the library's initialisers are our own.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return Err(format!("{} cannot be loaded", path.display()));
+    }
+    // SAFETY: the symbol has the type `Entry` in every version of the provider.
+    let api = unsafe {
+        let entry = libc::dlsym(handle, SYMBOL.as_ptr());
+        if entry.is_null() {
+            return Err(format!("{} is something else", path.display()));
+        }
+        core::mem::transmute::<*mut c_void, Entry>(entry)()
+    };
+    // SAFETY: the first field is the version in every version.
+    match unsafe { (*api).version } {
+        VERSION => Ok(api),
+        v => Err(format!("{} has version {v} of the interface, not {VERSION}", path.display())),
+    }
+}

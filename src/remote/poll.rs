@@ -1,0 +1,358 @@
+//! Receiving: what the peer has written is applied to the mirror, and whoever waits is told.
+
+use super::*;
+use crate::layout::{CLOSED, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
+use crate::link;
+use crate::provider::Done;
+use crate::sync::futex_wake;
+
+/// Completions that are taken at a time.
+const BATCH: usize = 16;
+
+/// Links of this kind that this process has.
+static ACTIVE: AtomicU32 = AtomicU32::new(0);
+/// Threads that sleep, or are about to.
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
+/// Somebody has looked at completion queues without sleeping.
+static SPUN: AtomicBool = AtomicBool::new(false);
+
+/// Takes what has come, for a thread that will not sleep, or not yet.
+#[inline]
+pub fn progress() {
+    if ACTIVE.load(Relaxed) != 0 {
+        progress_now();
+    }
+}
+
+#[cold]
+fn progress_now() {
+    if !SPUN.load(Relaxed) {
+        SPUN.store(true, Relaxed);
+    }
+    link::each_remote(|r| r.poll(false));
+}
+
+/// Whether anybody has called [`progress`] since this was asked last.
+pub fn spun() -> bool {
+    SPUN.swap(false, AcqRel)
+}
+
+/// A thread that sleeps, or is about to.
+pub struct Asleep(bool);
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        if self.0 {
+            SLEEPERS.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// Sees to it that what comes from now on wakes the background thread, which wakes others, and takes what
+/// has come. To be called before the last look, and kept while the caller sleeps.
+pub fn before_sleep() -> Asleep {
+    if ACTIVE.load(SeqCst) == 0 {
+        return Asleep(false);
+    }
+    SLEEPERS.fetch_add(1, SeqCst);
+    link::each_remote(|r| {
+        r.arm(!r.waiting.is_empty());
+        r.poll(true);
+    });
+    Asleep(true)
+}
+
+/// In a forked child: no link is its.
+pub(crate) fn reset_after_fork() {
+    ACTIVE.store(0, Relaxed);
+    SLEEPERS.store(0, Relaxed);
+}
+
+/// There is one more link, or one less.
+pub(crate) fn count(up: bool) {
+    if up {
+        ACTIVE.fetch_add(1, SeqCst);
+    } else {
+        ACTIVE.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Connections that have news, each once where that is easy to see.
+struct News {
+    list: [Option<(&'static Conn, u8)>; BATCH],
+    n: usize,
+}
+
+/// The peer's end has closed: the switch must look at the TCP stream again.
+const ENDED: u8 = 1;
+/// The peer waits for room.
+const WISH: u8 = 2;
+/// There is something to read, or room, or an end.
+const LOOK: u8 = 4;
+
+impl News {
+    fn add(&mut self, c: Option<&'static Conn>, what: u8) {
+        let Some(c) = c else { return };
+        if let Some((last, bits)) = self.n.checked_sub(1).and_then(|i| self.list[i].as_mut()) {
+            if core::ptr::eq(*last, c) {
+                *bits |= what;
+                return;
+            }
+        }
+        self.list[self.n] = Some((c, what));
+        self.n += 1;
+    }
+
+    fn tell(&self) {
+        for (c, what) in self.list[..self.n].iter().flatten() {
+            if what & LOOK != 0 {
+                if c.local().fut_rx.load(SeqCst) + c.local().fut_tx.load(SeqCst) > 0 {
+                    if let Some(p) = c.peer() {
+                        p.wake.fetch_add(1, SeqCst);
+                        futex_wake(&p.wake, i32::MAX);
+                    }
+                }
+                c.notify();
+            }
+            if what & WISH != 0 {
+                c.tell_peer(WANT_TX, FUTEX_TX);
+            }
+            if what & ENDED != 0 {
+                c.ask(crate::conn::ask::PUMP);
+            }
+        }
+    }
+}
+
+impl Remote {
+    /// Takes completions and tells those whom they concern. `wait`: also if another thread is at it, for
+    /// who is about to sleep.
+    pub fn poll(&self, wait: bool) {
+        if !self.is_ours() || self.poll_lock.held_by_me() {
+            return;
+        }
+        loop {
+            let g = if wait { Some(self.poll_lock.lock()) } else { self.poll_lock.try_lock() };
+            let Some(g) = g else { return };
+            let mut news = News { list: [None; BATCH], n: 0 };
+            let n = self.take(&mut news);
+            drop(g);
+            news.tell();
+            if n > 0 {
+                self.work();
+            }
+            if n < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Under `poll_lock`.
+    fn take(&self, news: &mut News) -> usize {
+        let id = self.id.load(Acquire);
+        let free = INBOX as u32 - self.inbox_in.load(Relaxed).wrapping_sub(self.inbox_out.load(Acquire));
+        if id.is_null() || free == 0 {
+            return 0;
+        }
+        let mut done = [Done::default(); BATCH];
+        let keep = crate::sys::Kept::new();
+        // SAFETY: live under `poll_lock`; room for as many as are asked for.
+        let n = unsafe { (self.api().poll)(id, done.as_mut_ptr(), (free as usize).min(BATCH) as i32) };
+        if n <= 0 {
+            drop(keep);
+            if n < 0 {
+                self.fail();
+            }
+            return 0;
+        }
+        // SAFETY: guarded by `poll_lock`.
+        let p = unsafe { &mut *self.poll.get() };
+        let mut received = 0;
+        for d in &done[..n as usize] {
+            if d.status != 0 {
+                self.fail();
+            } else if d.received == 0 {
+                self.done.fetch_max(d.id, SeqCst);
+                self.moved.store(true, SeqCst);
+            } else {
+                received += 1;
+                if !self.apply(p, d, news) {
+                    crate::log::log(
+                        crate::log::Level::Warn,
+                        format_args!("a peer broke the protocol of the verbs link"),
+                    );
+                    self.fail();
+                }
+            }
+        }
+        if received > 0 {
+            p.taken += u64::from(received);
+            if !self.failed.load(Relaxed) {
+                // SAFETY: as above.
+                if unsafe { (self.api().post_recv)(id, received) } != 0 {
+                    self.fail();
+                }
+            }
+            self.received.fetch_add(received.into(), SeqCst);
+        }
+        n as usize
+    }
+
+    fn apply(&self, p: &mut Poll, d: &Done, news: &mut News) -> bool {
+        match d.imm >> 30 {
+            imm::DATA => {
+                let slot = d.imm >> 18 & 0xfff;
+                let s = self.peer(slot);
+                s.produced.store(s.produced.load(Relaxed).wrapping_add(d.len.into()), Release);
+                let had = s.consumed.load(Relaxed) / imm::UNIT;
+                let more = u64::from(d.imm).wrapping_sub(had) % imm::UNITS;
+                // What is said may be older than what is known.
+                if more > 0 && more < imm::UNITS / 2 {
+                    s.consumed.store((had + more) * imm::UNIT, Release);
+                }
+                news.add(self.conn(slot), LOOK);
+                true
+            }
+            imm::NOTE => {
+                let i = p.notes % u64::from(RECEIVES);
+                p.notes += 1;
+                if d.imm & 0x3fff_ffff != i as u32 {
+                    return false;
+                }
+                // SAFETY: the place lies in the mirror's head. The peer may change it meanwhile, which is
+                // why it is copied once, and the copy is looked at.
+                unsafe {
+                    let at = self.mirror.add(NOTES_OFFSET + i as usize * NOTE_BYTES);
+                    let n = (at as *const Note).read_volatile();
+                    self.granted(n.received);
+                    match n.kind {
+                        note::MESSAGE => self.on_message(&(at as *const Full).read_volatile().message),
+                        _ => self.on_note(&n, news),
+                    }
+                }
+            }
+            _ => false,
+        }
+    }
+
+    fn granted(&self, received: u64) {
+        if self.granted.fetch_max(received, SeqCst) < received {
+            self.moved.store(true, SeqCst);
+            if self.wants_to_say.load(SeqCst) {
+                crate::bell::ring(0);
+            }
+        }
+    }
+
+    fn on_note(&self, n: &Note, news: &mut News) -> bool {
+        if n.slot as usize >= SLOTS {
+            return false;
+        }
+        let s = self.peer(n.slot);
+        match n.kind {
+            note::GEO => {
+                let count = s.geo_count.load(Relaxed);
+                let g = &s.geo[count as usize % GEOS];
+                g.start.store(n.start, Relaxed);
+                g.page.store(n.page, Relaxed);
+                g.log2.store(n.log2, Relaxed);
+                s.geo_count.store(count.wrapping_add(1), Release);
+            }
+            note::SLOT => {
+                let conn = self.conn(n.slot);
+                let (mut what, mut news_for) = (0, false);
+                if n.consumed > s.consumed.load(Relaxed) {
+                    s.consumed.store(n.consumed, Release);
+                    // Only a writer that waits for so much is told: edges are counted.
+                    let own = conn.and_then(Conn::own);
+                    news_for = own.is_some_and(|o| {
+                        o.want.load(SeqCst) & (WANT_TX | FUTEX_TX) != 0 && n.consumed >= o.tx_goal.load(SeqCst)
+                    });
+                }
+                s.mark_at.store(n.mark_at, Relaxed);
+                let was = s.flags.swap(n.flags, SeqCst);
+                news_for |= was != n.flags;
+                if n.flags & CLOSED != 0 && was & CLOSED == 0 {
+                    what |= ENDED;
+                }
+                if n.goal != u64::MAX {
+                    s.tx_goal.store(n.goal, SeqCst);
+                    s.want.fetch_or(FUTEX_TX, SeqCst);
+                    what |= WISH;
+                }
+                if news_for {
+                    what |= LOOK;
+                }
+                if what != 0 {
+                    news.add(conn, what);
+                }
+            }
+            note::RECEIVED => {}
+            _ => return false,
+        }
+        true
+    }
+
+    fn on_message(&self, m: &Msg) -> bool {
+        use crate::link::kind;
+        // The peer's slot begins a new life: before anything that it writes there.
+        let fresh = match m.kind {
+            kind::PROPOSE => Some(m.a),
+            kind::ACCEPT => Some(m.b),
+            _ => None,
+        };
+        if let Some(slot) = fresh {
+            if slot as usize >= SLOTS {
+                return false;
+            }
+            let s = self.peer(slot);
+            self.part(slot);
+            for w in [&s.produced, &s.consumed, &s.tx_goal, &s.mark_at] {
+                w.store(0, Relaxed);
+            }
+            s.flags.store(0, Relaxed);
+            s.geo_count.store(0, Relaxed);
+            // Whatever changes is to be told: see `Conn::tell_peer`.
+            s.want.store(WANT_RX | WANT_TX | FUTEX_RX, SeqCst);
+        }
+        let at = self.inbox_in.load(Relaxed);
+        // SAFETY: there is room, see `take`; the background thread reads it after the next store.
+        unsafe { (*self.inbox.get())[at as usize % INBOX] = *m };
+        self.inbox_in.store(at.wrapping_add(1), Release);
+        crate::bell::ring(0);
+        true
+    }
+
+    /// Asks for the background thread to be woken by what comes, if that is not so yet. True: it was not.
+    pub fn arm(&self, any: bool) -> bool {
+        let want = 1 + u32::from(any);
+        if self.armed.load(SeqCst) >= want || self.armed.fetch_max(want, SeqCst) >= want {
+            return false;
+        }
+        let Some(_g) = self.poll_lock_unless_mine() else { return false };
+        let id = self.id.load(Acquire);
+        if !id.is_null() {
+            let _keep = crate::sys::Kept::new();
+            // SAFETY: live under `poll_lock`.
+            unsafe { (self.api().arm)(id, (!any).into()) };
+        }
+        true
+    }
+
+    fn poll_lock_unless_mine(&self) -> Option<crate::sync::Guard<'_>> {
+        (!self.poll_lock.held_by_me()).then(|| self.poll_lock.lock())
+    }
+
+    /// The completion queue has woken the background thread. True: it is not armed again, because threads
+    /// look at it all the time.
+    pub fn woken(&self, spinning: bool) -> bool {
+        self.armed.store(0, SeqCst);
+        self.poll(true);
+        if spinning && SLEEPERS.load(SeqCst) == 0 {
+            return true;
+        }
+        self.arm(!self.waiting.is_empty());
+        self.poll(true);
+        false
+    }
+}

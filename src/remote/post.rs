@@ -1,0 +1,347 @@
+//! Sending: what has changed in our slots goes to the peer's mirror.
+
+use super::*;
+use crate::provider::{INLINE, SIGNALED, SOLICITED};
+
+/// Writes that are given to the device together.
+const BATCH: usize = 8;
+
+/// Writes that are about to be posted.
+struct Batch {
+    list: [Write; BATCH],
+    n: usize,
+}
+
+impl Remote {
+    /// Something of our slot `slot` may have to be told to the peer. Never waits.
+    pub fn flush(&self, slot: u32) {
+        if !self.is_ours() {
+            return;
+        }
+        if self.waiting.has(slot) {
+            // It goes with a write that is under way, when that is done.
+            self.poll(false);
+        }
+        if !self.waiting.has(slot) {
+            self.pending.add(slot);
+            self.work();
+        }
+        if self.waiting.is_empty() {
+            return;
+        }
+        // It goes with the next write that is done: perhaps that is so by now.
+        self.poll(false);
+        if !self.waiting.is_empty() && self.arm(true) {
+            self.poll(true);
+        }
+    }
+
+    /// Sends what is pending, unless another thread does so.
+    pub(super) fn work(&self) {
+        while !self.pending.is_empty() || self.moved.load(SeqCst) || self.owes_receives() {
+            let Some(g) = self.post_lock.try_lock() else { return };
+            let live = self.live().is_some();
+            if live {
+                self.drain();
+            }
+            drop(g);
+            // Who came meanwhile has left it to us.
+            crate::sync::full_fence();
+            if !live || (self.pending.is_empty() && !self.moved.load(SeqCst)) {
+                return;
+            }
+        }
+    }
+
+    fn owes_receives(&self) -> bool {
+        self.received.load(Relaxed) - self.told.load(Relaxed) >= TELL_AFTER
+    }
+
+    /// Under `post_lock`.
+    fn drain(&self) {
+        // SAFETY: guarded by `post_lock`.
+        let p = unsafe { &mut *self.post.get() };
+        if self.moved.swap(false, SeqCst) {
+            let done = self.done.load(Acquire);
+            while p.done < done {
+                let whose = p.whose[p.done as usize % WRITES];
+                if let Some(c) = p.copied.get_mut(usize::from(whose)) {
+                    c.in_flight = c.in_flight.saturating_sub(1);
+                }
+                p.done += 1;
+            }
+            self.waiting.take(|s| self.pending.add(s));
+        }
+        let mut batch = Batch { list: [Write::default(); BATCH], n: 0 };
+        self.pending.take(|slot| {
+            if !self.copy(p, &mut batch, slot) {
+                self.waiting.add(slot);
+            }
+        });
+        if self.owes_receives() && self.has_room(p, &batch, 0) {
+            self.note(p, &mut batch, Note { kind: note::RECEIVED, ..Note::default() });
+        }
+        self.submit(p, &mut batch);
+    }
+
+    /// Whether one more write can be posted, and `keep` receives of the peer's are left then.
+    fn has_room(&self, p: &Post, b: &Batch, keep: u64) -> bool {
+        let posted = p.posted + b.n as u64;
+        posted - p.done + 1 < self.writes && posted - self.granted.load(Acquire) + keep < u64::from(RECEIVES)
+    }
+
+    /// Copies what is new of a slot. False: not all of it could be.
+    fn copy(&self, p: &mut Post, b: &mut Batch, slot: u32) -> bool {
+        let own = self.own(slot);
+        loop {
+            // In this order: what the flags say follows all bytes that were produced before.
+            let flags = own.flags.load(Acquire);
+            let produced = own.produced.load(Acquire);
+            let geos = own.geo_count.load(Acquire);
+            let mut c = p.copied[slot as usize];
+            if c.posted < produced {
+                if !self.has_room(p, b, RESERVE) || c.in_flight >= IN_FLIGHT {
+                    return false;
+                }
+                let next = &own.geo[c.geos as usize % GEOS];
+                if c.geos != geos && next.start.load(Relaxed) == c.posted {
+                    c.start = c.posted;
+                    c.page = next.page.load(Relaxed);
+                    c.log2 = next.log2.load(Relaxed);
+                    c.geos = c.geos.wrapping_add(1);
+                    p.copied[slot as usize] = c;
+                    let n =
+                        Note { kind: note::GEO, slot, start: c.start, page: c.page, log2: c.log2, ..Note::default() };
+                    self.note(p, b, n);
+                    continue;
+                }
+                let end = if c.geos != geos { next.start.load(Relaxed).min(produced) } else { produced };
+                let cap = 1u64 << c.log2;
+                let at = (c.posted - c.start) & (cap - 1);
+                let place = (u64::from(c.page) << 12) + at;
+                let chunk = place as usize / CHUNK;
+                let len = (end - c.posted).min(cap - at).min(((chunk + 1) * CHUNK) as u64 - place).min(PIECE);
+                let consumed = own.consumed.load(Relaxed);
+                let imm = imm::DATA << 30 | slot << 18 | (consumed / imm::UNIT % imm::UNITS) as u32;
+                c.posted += len;
+                c.in_flight += 1;
+                // Rounded down, so a little of it may be said again.
+                c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
+                self.said(slot, c.consumed);
+                p.copied[slot as usize] = c;
+                // The one that stops the next gives a completion, and some before it.
+                let signal = c.in_flight.is_multiple_of(2);
+                let Some((lkey, rkey)) = self.keys(chunk) else {
+                    // Blocks are taken from registered pieces only.
+                    self.fail();
+                    return true;
+                };
+                let w = Write {
+                    from: self.seg as u64 + place,
+                    to: self.there.load(Relaxed) + place,
+                    lkey,
+                    rkey,
+                    len: len as u32,
+                    imm,
+                    ..Write::default()
+                };
+                let number = self.add(p, b, w, slot as u16, signal);
+                p.copied[slot as usize].last = number;
+                self.satisfied(slot, c.consumed);
+                continue;
+            }
+            let wants = own.want.load(Acquire) & (WANT_TX | FUTEX_TX) != 0;
+            let goal = if wants { own.tx_goal.load(Relaxed) } else { c.goal };
+            let consumed = own.consumed.load(Acquire);
+            let asks = goal != c.goal && self.partner(slot).is_some_and(|q| goal > q.consumed.load(Relaxed));
+            let owes = consumed > c.consumed && self.is_due(slot, consumed);
+            if flags == c.flags && !asks && !owes {
+                return true;
+            }
+            if !self.has_room(p, b, RESERVE) {
+                return false;
+            }
+            c.flags = flags;
+            c.consumed = consumed;
+            c.goal = goal;
+            p.copied[slot as usize] = c;
+            self.said(slot, consumed);
+            let said = if asks { goal } else { u64::MAX };
+            let n = Note {
+                kind: note::SLOT,
+                slot,
+                flags,
+                consumed,
+                goal: said,
+                mark_at: own.mark_at.load(Relaxed),
+                ..Note::default()
+            };
+            p.copied[slot as usize].last = self.note(p, b, n);
+            self.satisfied(slot, consumed);
+        }
+    }
+
+    fn keys(&self, chunk: usize) -> Option<(u32, u32)> {
+        let (l, r) = (self.lkeys[chunk].load(Acquire), self.rkeys[chunk].load(Acquire));
+        (l != 0 && r != 0).then_some((l as u32, r as u32))
+    }
+
+    /// Writes a note. There must be room.
+    fn note(&self, p: &mut Post, b: &mut Batch, n: Note) -> u64 {
+        let received = self.received.load(Acquire);
+        self.told.store(received, Relaxed);
+        self.put_note(p, b, &Note { received, ..n }, n.flags & CLOSED != 0)
+    }
+
+    fn put_note<T: Copy>(&self, p: &mut Post, b: &mut Batch, n: &T, signal: bool) -> u64 {
+        let i = p.notes % u64::from(RECEIVES);
+        p.notes += 1;
+        let place = (NOTES_OFFSET + i as usize * NOTE_BYTES) as u64;
+        // SAFETY: the place lies in the segment's head. What lay there has been read by the peer, because
+        // no more notes are under way than it has receives.
+        unsafe { (self.seg.add(place as usize) as *mut T).write(*n) };
+        let Some((lkey, rkey)) = self.keys(HEAD) else { return 0 };
+        let w = Write {
+            from: self.seg as u64 + place,
+            to: self.there.load(Relaxed) + place,
+            lkey,
+            rkey,
+            len: size_of::<T>() as u32,
+            imm: imm::NOTE << 30 | i as u32,
+            ..Write::default()
+        };
+        self.add(p, b, w, u16::MAX, signal)
+    }
+
+    /// Returns the write's number, from 1 on.
+    fn add(&self, p: &mut Post, b: &mut Batch, mut w: Write, whose: u16, signal: bool) -> u64 {
+        if b.n == BATCH {
+            self.submit(p, b);
+        }
+        w.flags = SOLICITED;
+        if w.len <= self.inline {
+            w.flags |= INLINE;
+        }
+        p.silent += 1;
+        if signal || p.silent >= 16 {
+            w.flags |= SIGNALED;
+            p.silent = 0;
+        }
+        let number = p.posted + b.n as u64;
+        p.whose[number as usize % WRITES] = whose;
+        w.id = number + 1;
+        b.list[b.n] = w;
+        b.n += 1;
+        w.id
+    }
+
+    fn submit(&self, p: &mut Post, b: &mut Batch) {
+        if b.n == 0 {
+            return;
+        }
+        p.posted += b.n as u64;
+        if let Some(id) = self.live() {
+            let keep = crate::sys::Kept::new();
+            // SAFETY: live under `post_lock`; the writes lie in registered memory.
+            if unsafe { (self.api().post)(id, b.list.as_ptr(), b.n as u32) } != 0 {
+                self.fail();
+            }
+            drop(keep);
+        }
+        b.n = 0;
+    }
+
+    /// The peer was told that we have read up to `consumed`.
+    fn said(&self, slot: u32, consumed: u64) {
+        self.tell_at[slot as usize].store(consumed + self.quarter(slot), SeqCst);
+    }
+
+    /// The mirror's slot of the connection that has our slot `slot`.
+    fn partner(&self, slot: u32) -> Option<&Slot> {
+        match self.partners[slot as usize % SLOTS].load(Acquire) {
+            0 => None,
+            n => Some(self.peer(n - 1)),
+        }
+    }
+
+    /// A quarter of the peer's ring.
+    fn quarter(&self, slot: u32) -> u64 {
+        let log2 = self.partner(slot).map_or(12, |peer| {
+            let last = peer.geo_count.load(Relaxed).wrapping_sub(1) as usize % GEOS;
+            peer.geo[last].log2.load(Relaxed)
+        });
+        1 << log2.clamp(12, 27) >> 2
+    }
+
+    /// Whether the peer should hear that we have read up to `consumed`: it is a quarter of its ring, or it
+    /// sleeps until then.
+    pub fn is_due(&self, slot: u32, consumed: u64) -> bool {
+        consumed >= self.tell_at[slot as usize % SLOTS].load(SeqCst)
+            || self
+                .partner(slot)
+                .is_some_and(|peer| peer.want.load(SeqCst) & FUTEX_TX != 0 && consumed >= peer.tx_goal.load(SeqCst))
+    }
+
+    /// The peer is being told of `consumed`: a sleeper that waits for it waits no more.
+    fn satisfied(&self, slot: u32, consumed: u64) {
+        let Some(peer) = self.partner(slot) else { return };
+        if peer.want.load(SeqCst) & FUTEX_TX == 0 || consumed < peer.tx_goal.load(SeqCst) {
+            return;
+        }
+        peer.want.fetch_and(!FUTEX_TX, SeqCst);
+        if consumed < peer.tx_goal.load(SeqCst) {
+            // Another wish came in between.
+            peer.want.fetch_or(FUTEX_TX, SeqCst);
+        }
+    }
+
+    /// Our slot `slot` begins a new life.
+    pub fn renew(&self, slot: u32) {
+        let _g = self.post_lock.lock();
+        // SAFETY: guarded by `post_lock`.
+        let c = unsafe { &mut (&mut *self.post.get()).copied[slot as usize % SLOTS] };
+        *c = Copied { in_flight: c.in_flight, ..Copied::default() };
+        self.tell_at[slot as usize % SLOTS].store(0, SeqCst);
+        self.partners[slot as usize % SLOTS].store(0, SeqCst);
+    }
+
+    /// Sends a message, if there is room. Only for the background thread.
+    pub fn say(&self, m: &Msg) -> bool {
+        let done = {
+            let _g = self.post_lock.lock();
+            // SAFETY: guarded by `post_lock`.
+            let p = unsafe { &mut *self.post.get() };
+            let mut b = Batch { list: [Write::default(); BATCH], n: 0 };
+            if !self.has_room(p, &b, RESERVE) {
+                false
+            } else {
+                let received = self.received.load(Acquire);
+                self.told.store(received, Relaxed);
+                self.put_note(p, &mut b, &Full { kind: note::MESSAGE, slot: 0, received, message: *m }, false);
+                self.submit(p, &mut b);
+                true
+            }
+        };
+        // What others left while we had the lock.
+        self.work();
+        done
+    }
+
+    /// Whether all that was produced in `slot` has arrived at the peer.
+    pub fn has_delivered(&self, slot: u32) -> bool {
+        let Some(_g) = self.post_lock.try_lock() else { return false };
+        // SAFETY: guarded by `post_lock`.
+        let c = unsafe { (&*self.post.get()).copied[slot as usize % SLOTS] };
+        let own = self.own(slot);
+        self.done.load(Acquire) >= c.last
+            && c.posted == own.produced.load(Acquire)
+            && c.flags == own.flags.load(Acquire)
+    }
+
+    /// Nothing can be sent or received any more: the background thread ends the link.
+    pub(super) fn fail(&self) {
+        if !self.failed.swap(true, SeqCst) {
+            crate::bell::ring(0);
+        }
+    }
+}
