@@ -93,6 +93,9 @@ pub fn run(args: &Args) -> Result<ExitCode, String> {
     limit_items(&mut items);
     let rdma = host::rdma_ports(Path::new("/sys/class/infiniband"));
     items.push(rdma_item(&rdma));
+    if !rdma.is_empty() {
+        provider_items(&mut items);
+    }
     setting_items(&mut items);
     if let Some(target) = &args.target {
         items.push(match target.to_str().and_then(|t| t.parse::<u32>().ok()) {
@@ -101,7 +104,8 @@ pub fn run(args: &Args) -> Result<ExitCode, String> {
         });
     }
     let shm = items.iter().all(|i| i.verdict != Verdict::Fail);
-    let report = Report { shm, verbs: false, items, rdma };
+    let verbs = usable(&rdma);
+    let report = Report { shm, verbs, items, rdma };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);
     } else {
@@ -189,7 +193,14 @@ fn limit_items(items: &mut Vec<Item>) {
     });
     let (locked, _) = host::limit(libc::RLIMIT_MEMLOCK);
     let size = if locked == libc::RLIM_INFINITY { "unlimited".into() } else { table::bytes(locked) };
-    items.push(Item::new("locked memory", Verdict::Ok, format!("{size}; matters for the verbs link only")));
+    // Two pieces of 1 MiB each and two heads are registered for every process at the other end.
+    let enough = locked >= 16 << 20;
+    let item = Item::new(
+        "locked memory",
+        if enough { Verdict::Ok } else { Verdict::Note },
+        format!("{size}, for the verbs link"),
+    );
+    items.push(if enough { item } else { item.advice("with RDMA: `ulimit -l`, limits.conf or LimitMEMLOCK=infinity") });
     let cpus = host::cpus();
     let quota = host::cpu_quota();
     let limited = quota.map_or(String::new(), |q| format!(", limited to the time of {q:.1}"));
@@ -215,9 +226,8 @@ fn count(n: u64) -> String {
 }
 
 fn rdma_item(ports: &[host::RdmaPort]) -> Item {
-    const LATER: &str = "the verbs link is not built yet, so connections between hosts stay on TCP";
     if ports.is_empty() {
-        return Item::new("rdma", Verdict::Note, format!("no RDMA device; {LATER}"));
+        return Item::new("rdma", Verdict::Note, "no RDMA device: connections between hosts stay on TCP".to_string());
     }
     let named: Vec<String> = ports
         .iter()
@@ -226,7 +236,44 @@ fn rdma_item(ports: &[host::RdmaPort]) -> Item {
             format!("{} port {} ({kind}{}, {})", p.device, p.port, p.link_layer, p.state.to_lowercase())
         })
         .collect();
-    Item::new("rdma", Verdict::Note, format!("{}; {LATER}", named.join(", ")))
+    let named = named.join(", ");
+    if !usable(ports) {
+        let text =
+            format!("{named}; none that is used unless RINGSOCK_LINKS names verbs, or RINGSOCK_DEVICE the device");
+        return Item::new("rdma", Verdict::Note, text);
+    }
+    Item::new("rdma", Verdict::Ok, named)
+}
+
+/// Whether a device would be used for connections to other hosts, as things are set here.
+fn usable(ports: &[host::RdmaPort]) -> bool {
+    let set = |name: &str| std::env::var(name).unwrap_or_default();
+    let (links, device) = (set("RINGSOCK_LINKS"), set("RINGSOCK_DEVICE"));
+    let named = links.split(',').any(|l| l.trim() == "verbs");
+    let allowed = named || links.is_empty() || links == "auto";
+    allowed
+        && ports.iter().any(|p| {
+            let chosen = if device.is_empty() { named || !p.software } else { p.device == device };
+            chosen && p.state.eq_ignore_ascii_case("active")
+        })
+}
+
+/// What the provider of the verbs link says of this host: one line each.
+fn provider_items(items: &mut Vec<Item>) {
+    let Some(api) = ringsock_core::provider::load() else {
+        items.push(Item::new(
+            "verbs",
+            Verdict::Warn,
+            "libringsock_verbs.so does not lie beside this program".to_string(),
+        ));
+        return;
+    };
+    let mut text = vec![0u8; 16 << 10];
+    // SAFETY: the buffer is writable for its length.
+    let n = unsafe { (api.describe)(text.as_mut_ptr().cast(), text.len()) };
+    for line in String::from_utf8_lossy(&text[..n.min(text.len())]).lines() {
+        items.push(Item::new("verbs", Verdict::Note, line.to_string()));
+    }
 }
 
 fn setting_items(items: &mut Vec<Item>) {
