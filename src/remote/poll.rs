@@ -1,7 +1,7 @@
 //! Receiving: what the peer has written is applied to the mirror, and whoever waits is told.
 
 use super::*;
-use crate::layout::{CLOSED, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
 use crate::link;
 use crate::provider::Done;
 use crate::sync::futex_wake;
@@ -271,7 +271,7 @@ impl Remote {
                 }
                 s.mark_at.store(n.mark_at, Relaxed);
                 let was = s.flags.swap(n.flags, SeqCst);
-                news_for |= was != n.flags;
+                news_for |= (was ^ n.flags) & (FIN | CLOSED | ABORT) != 0;
                 if n.flags & CLOSED != 0 && was & CLOSED == 0 {
                     what |= ENDED;
                 }
