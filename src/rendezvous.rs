@@ -82,41 +82,46 @@ pub fn is_local(e: &([u8; 16], u16)) -> bool {
     }
 }
 
-/// How many bytes the kernel has taken from the program and given to it: written, read.
+/// How many bytes the kernel has taken from the program and given to it: written, read. To be asked while
+/// nobody reads or writes.
+///
+/// Bytes arrive, and are acknowledged, between two answers of the kernel, so it is asked until nothing has
+/// happened meanwhile. `None`: that does not come about, or it cannot tell.
 pub fn kernel_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
+    const TRIES: u32 = 64;
+    let mut before = tcp_counts(fd)?;
+    for _ in 0..TRIES {
+        let outq = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64;
+        let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64;
+        let after = tcp_counts(fd)?;
+        if before != after {
+            before = after;
+            continue;
+        }
+        let (acked, received, state) = after;
+        // The SYN of the side that connected counts as a byte, and so does a FIN in either direction.
+        // States from include/net/tcp_states.h.
+        let fin_sent = matches!(state, 4 | 5 | 6 | 7 | 9 | 11);
+        let fin_received = matches!(state, 6 | 7 | 8 | 9 | 11);
+        let tx = (acked + outq).saturating_sub(connector as u64 + fin_sent as u64);
+        return Some((tx, received.saturating_sub(inq + fin_received as u64)));
+    }
+    None
+}
+
+/// Bytes acknowledged and received, and the state.
+fn tcp_counts(fd: c_int) -> Option<(u64, u64, u8)> {
     let mut info = [0u64; 32];
     let mut len = size_of_val(&info) as socklen_t;
     // SAFETY: `info` and `len` are writable.
     unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut len) }.ok()?;
-    if len < 136 {
-        return None;
-    }
     // struct tcp_info: tcpi_bytes_acked at 120, tcpi_bytes_received at 128 (linux/tcp.h).
-    let (acked, received) = (info[15], info[16]);
-    let outq = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64;
-    let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64;
-    // The SYN of the side that connected counts as a byte, and so does a FIN in either direction.
-    // States from include/net/tcp_states.h.
-    let state = info[0] as u8;
-    let fin_sent = matches!(state, 4 | 5 | 6 | 7 | 9 | 11);
-    let fin_received = matches!(state, 6 | 7 | 8 | 9 | 11);
-    let tx = (acked + outq).saturating_sub(connector as u64 + fin_sent as u64);
-    Some((tx, received.saturating_sub(inq + fin_received as u64)))
+    (len >= 136).then(|| (info[15], info[16], info[0] as u8))
 }
 
-/// Whether the kernel's counts are these. It is asked several times: bytes may arrive, or be acknowledged,
-/// between two of its answers.
+/// Whether the kernel's counts are these.
 pub fn counts_match(fd: c_int, connector: bool, tx: u64, rx: u64) -> bool {
-    let (mut tx_ok, mut rx_ok) = (false, false);
-    for _ in 0..16 {
-        let Some((t, r)) = kernel_counts(fd, connector) else { return false };
-        tx_ok |= t == tx;
-        rx_ok |= r == rx;
-        if tx_ok && rx_ok {
-            return true;
-        }
-    }
-    false
+    kernel_counts(fd, connector) == Some((tx, rx))
 }
 
 /// The user who made the socket at the other end of a connection of this host, as `sock_diag(7)` tells
