@@ -151,6 +151,11 @@ fn spawn() -> bool {
     ok
 }
 
+/// Where the background thread begins.
+pub fn entry() -> usize {
+    main as extern "C" fn(*mut c_void) -> *mut c_void as usize
+}
+
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
     let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };

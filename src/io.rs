@@ -5,7 +5,6 @@
 //! to wait does so where a signal, a timeout and the peer's death end it as
 //! they would in the kernel.
 
-use crate::chaos;
 use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
@@ -20,6 +19,7 @@ use crate::sys::{self, sys, Errno};
 use crate::table;
 use crate::visit;
 use crate::wire::{self, Scan};
+use crate::{chaos, process};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 

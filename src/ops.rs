@@ -2,7 +2,7 @@
 //! expression each, and all logic starts here.
 
 use crate::sys::Errno;
-use crate::{epoll, fds, io, poll, process, table, transfer};
+use crate::{bg, epoll, fds, io, poll, process, table, transfer};
 use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
 
 /// What became of an interposed call.
@@ -70,6 +70,13 @@ pub unsafe fn exec_prepare() {
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn exec_failed() {
     process::exec_failed();
+}
+
+/// A thread is about to be started with this function.
+pub fn thread_new(start: usize) {
+    if start != bg::entry() {
+        process::another_thread();
+    }
 }
 
 /// A call has returned this fd number: whatever it was before is gone.

@@ -244,8 +244,23 @@ pub fn forked(child: i32) {
     each_held(|c| c.holders.born(token, who));
 }
 
+/// Whether the program has ever had more than one thread.
+static THREADS: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to have another thread.
+pub fn another_thread() {
+    THREADS.store(true, Relaxed);
+}
+
+/// Whether a thread of the program that waits may keep others waiting for it.
+#[inline]
+pub fn has_threads() -> bool {
+    THREADS.load(Relaxed)
+}
+
 /// In the child.
 pub fn fork_child() {
+    THREADS.store(false, Relaxed);
     let parents_life = life();
     PID.store(sys::pid(), Relaxed);
     new_life();

@@ -22,7 +22,8 @@ const INTERPOSED: &str = "
     poll __poll __poll_chk ppoll __ppoll_chk select __select pselect
     epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
 
-    sigaction __sigaction signal ssignal bsd_signal sysv_signal __sysv_signal sigset siginterrupt pthread_cancel
+    sigaction __sigaction signal ssignal bsd_signal sysv_signal __sysv_signal sigset siginterrupt
+    pthread_create thrd_create pthread_cancel
 
     syscall fork _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
     _exit _Exit quick_exit

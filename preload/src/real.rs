@@ -195,7 +195,7 @@ table! {
     epoll_create, epoll_create1, epoll_ctl, epoll_wait, epoll_pwait, epoll_pwait2 or raw_epoll_pwait2,
     // signals.rs
     sigaction, __sigaction, signal, ssignal, bsd_signal, sysv_signal, __sysv_signal, sigset, siginterrupt,
-    pthread_cancel,
+    pthread_create, thrd_create, pthread_cancel,
     // process.rs
     syscall, fork, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,

@@ -1,6 +1,7 @@
 //! Signals and cancellation.
 
-use libc::{c_int, pthread_t, sighandler_t};
+use libc::{c_int, c_void, pthread_attr_t, pthread_t, sighandler_t};
+use ringsock_core::ops;
 use ringsock_core::signals;
 
 hook! {
@@ -39,6 +40,20 @@ hook! {
     fn siginterrupt(sig: c_int, yes: c_int) -> c_int { signals::adopting(sig, || real(sig, yes) as usize) as c_int }
 }
 
+hook! {
+    fn pthread_create(
+        thread: *mut pthread_t, attr: *const pthread_attr_t, start: *const c_void, arg: *mut c_void,
+    ) -> c_int {
+        ops::thread_new(start as usize);
+        real(thread, attr, start, arg)
+    }
+}
+hook! {
+    fn thrd_create(thread: *mut pthread_t, start: *const c_void, arg: *mut c_void) -> c_int {
+        ops::thread_new(start as usize);
+        real(thread, start, arg)
+    }
+}
 hook! {
     fn pthread_cancel(thread: pthread_t) -> c_int {
         signals::cancelling();

@@ -21,9 +21,9 @@ pub(super) fn recv_raw(
         if may_wait {
             stand_back(conn);
         }
-        // Always, not only while the peer is looked for: a thread may wait here from the first call on for what
-        // comes at the end of all, and it would be in the way of every upgrade until then.
-        let gentle = may_wait;
+        // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
+        // for what comes at the end of all, and it would be in the way of every upgrade until then.
+        let gentle = may_wait && (process::has_threads() || conn.gentle.load(Relaxed));
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
