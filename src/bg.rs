@@ -21,6 +21,7 @@ use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 mod search;
+mod sight;
 mod unseen;
 mod upgrade;
 mod verbs;
@@ -260,6 +261,8 @@ struct Bg {
     rdma: verbs::Rdma,
     /// Connections to look at again: where a closed one has not delivered all, or the end of a ring is awaited.
     later: Vec<(&'static Conn, u32, i64)>,
+    /// Connections for which the program may wait out of sight.
+    suspects: Vec<sight::Suspect>,
 }
 
 fn key(l: &Link) -> usize {
@@ -295,6 +298,7 @@ impl Bg {
             unseen: unseen::Unseen::default(),
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
+            suspects: Vec::new(),
         };
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
@@ -351,7 +355,7 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = i64::MAX;
+        let mut at = self.suspects_at();
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -383,6 +387,9 @@ impl Bg {
             let what = conn.local().asked.swap(0, AcqRel);
             if what & ask::LOOK != 0 {
                 self.look(conn);
+            }
+            if what & ask::SUSPECT != 0 {
+                self.suspect(conn);
             }
             if what & ask::PUMP != 0 {
                 self.stir(conn);
@@ -517,6 +524,7 @@ impl Bg {
         for (c, gen, _) in self.restless.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
             self.unsettle(c, gen);
         }
+        self.question_suspects(now);
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }

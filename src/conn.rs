@@ -70,6 +70,8 @@ pub mod ask {
     pub const LET_GO: u32 = 8;
     /// Look again for the end of the ring in a while.
     pub const ENDING: u32 = 16;
+    /// See whether the program waits for it out of sight.
+    pub const SUSPECT: u32 = 32;
 }
 
 /// What this process alone knows: who waits here.
@@ -153,6 +155,10 @@ pub struct Conn {
     pub nonblock: AtomicBool,
     /// The program waits for it through us.
     pub evidence: AtomicBool,
+    /// The program was told that it would have to wait, and has not waited in sight since.
+    pub out_of_sight: AtomicBool,
+    /// The background thread watches what becomes of that.
+    pub suspected: AtomicBool,
     /// A send found the ring full.
     pub nospace: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
@@ -178,6 +184,8 @@ pub struct Conn {
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,
+    /// How often the program was told so on a ring.
+    pub empties: AtomicU32,
     /// I/O calls.
     pub calls: AtomicU32,
     /// The count of calls at which to look for the peer (again).
@@ -352,6 +360,8 @@ impl Conn {
         }
         for b in [
             &mut self.nospace,
+            &mut self.out_of_sight,
+            &mut self.suspected,
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
@@ -594,6 +604,26 @@ impl Conn {
         if !self.has_ended(END_EOF) {
             self.err.store(errno, Release);
             self.end.fetch_or(END_EOF | END_RESET | END_RXFIN | END_TXDEAD | END_FAILED, AcqRel);
+        }
+    }
+
+    /// The program is told that it would have to wait. It may go and do so where nobody sees it.
+    pub fn sent_away(&self) {
+        if self.local().watchers.load(SeqCst) > 0 || !self.is_ours() {
+            return;
+        }
+        self.empties.fetch_add(1, Relaxed);
+        self.out_of_sight.store(true, SeqCst);
+        if !self.suspected.load(Relaxed) && !self.suspected.swap(true, SeqCst) {
+            self.ask(ask::SUSPECT);
+        }
+    }
+
+    /// The program waits for it in sight, or does not have to.
+    #[inline]
+    pub fn in_sight(&self) {
+        if self.out_of_sight.load(Relaxed) {
+            self.out_of_sight.store(false, SeqCst);
         }
     }
 

@@ -622,7 +622,7 @@ calls! { a b c d e f :
     SYS_fanotify_init => raw_fd(libc::SYS_fanotify_init, a, b, 0, 0, 0, 0);
     SYS_userfaultfd => raw_fd(libc::SYS_userfaultfd, a, 0, 0, 0, 0, 0);
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
-    SYS_io_uring_setup => raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0);
+    SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };
     #[cfg(target_arch = "x86_64")]
     SYS_open => raw_fd(libc::SYS_open, a, b, c, 0, 0, 0);
     #[cfg(target_arch = "x86_64")]

@@ -141,6 +141,13 @@ pub fn stale(fd: c_int) {
     }
 }
 
+/// The number is about to be closed by somebody else, or replaced.
+pub fn replaced(fd: c_int) {
+    if !process::is_guest() {
+        forget(fd, How::Replace);
+    }
+}
+
 /// `close(2)`.
 pub fn close(fd: c_int) -> Outcome {
     if process::is_guest() {
@@ -382,6 +389,18 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     Outcome::Done(0)
 }
 
+/// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
+/// way, and what was seen before tells nothing of it.
+fn blocking(c: &Conn, yes: bool) {
+    let was = !c.nonblock.swap(!yes, Relaxed);
+    if was && !yes && c.local().watchers.load(SeqCst) == 0 {
+        match c.phase() {
+            Phase::Managed => c.sent_away(),
+            _ => c.evidence.store(false, Relaxed),
+        }
+    }
+}
+
 /// `fcntl(2)`.
 ///
 /// # Safety
@@ -393,7 +412,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
             // SAFETY: as for the call.
             let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
             if r.is_ok() {
-                c.nonblock.store(arg as c_int & libc::O_NONBLOCK != 0, Relaxed);
+                blocking(c, arg as c_int & libc::O_NONBLOCK == 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     // SIGIO comes from the kernel's socket only.
                     process::give_up(c, Why::Feature);
@@ -416,7 +435,16 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
         if r.is_ok() {
             // SAFETY: the kernel has just read it.
-            c.nonblock.store(unsafe { *(arg as *const c_int) } != 0, Relaxed);
+            blocking(c, unsafe { *(arg as *const c_int) } == 0);
+        }
+        return outcome(r);
+    }
+    if req == libc::FIOASYNC {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
+        // SAFETY: the kernel has just read it.
+        if r.is_ok() && unsafe { *(arg as *const c_int) } != 0 {
+            process::give_up(c, Why::Feature);
         }
         return outcome(r);
     }
@@ -455,6 +483,62 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     Outcome::Done(0)
 }
 
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+
+/// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
+pub fn uses_feature(fd: c_int) -> bool {
+    const ON: [(c_int, c_int); 6] = [
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+        (libc::IPPROTO_TCP, libc::TCP_INQ),
+    ];
+    let mut name = [0u8; 16];
+    let mut len = name.len() as socklen_t;
+    // SAFETY: queries that write to our own memory.
+    let (flags, ulp) = unsafe {
+        (
+            sys!(libc::SYS_fcntl, fd, libc::F_GETFL).unwrap_or(0),
+            sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr(), &mut len),
+        )
+    };
+    flags & libc::O_ASYNC as usize != 0
+        || ulp.is_ok() && len > 0
+        || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
+}
+
+/// The socket has been disconnected (`connect` to `AF_UNSPEC`) after its connection came back to TCP: all its
+/// numbers are those of a socket without one.
+pub fn disconnected(fd: c_int) {
+    let Some(c) = table::conn(fd) else { return };
+    let b = c.lock_both();
+    if process::is_guest() || c.phase() != Phase::Plain {
+        return;
+    }
+    while let Some(n) = table::other_fd_of(c) {
+        table::take(n);
+    }
+    epoll::fd_closed(c, true);
+    c.local().fds.store(0, SeqCst);
+    c.local().fd.store(-1, SeqCst);
+    let me = process::holder_id();
+    let last = c.holders.is_only(me);
+    c.holders.remove(me);
+    if !last {
+        return;
+    }
+    c.set_phase(Phase::Closed);
+    drop(b);
+    if c.local().submitted.load(SeqCst) {
+        c.ask(ask::CLOSED);
+    } else {
+        arena::free(c);
+    }
+}
+
 /// `getsockopt(2)`.
 ///
 /// # Safety
@@ -487,8 +571,15 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let feature = matches!(
         (level, name),
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPING)
-            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
+        (
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY
+                | libc::SO_OOBINLINE
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_TIMESTAMPING
+                | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
+        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
     );
     if feature {
         process::give_up(c, Why::Feature);

@@ -66,10 +66,12 @@ impl<'a> Bufs<'a> {
         }
     }
 
-    /// Whether a buffer lies in the first page, where nothing is ever mapped. (Other bad addresses are
-    /// not told from good ones without a system call: they fault here instead of giving `EFAULT`.)
+    /// Whether a buffer lies where no program's memory can: in the first page, or in the upper part of the
+    /// address space. (Other bad addresses are not told from good ones without a system call: they fault here
+    /// instead of giving `EFAULT`.)
     fn is_nowhere(&self) -> bool {
-        self.iov.iter().any(|v| (v.iov_base as usize) < 4096 && v.iov_len > 0)
+        const TOP: usize = 1 << 56;
+        self.iov.iter().any(|v| !(4096..TOP).contains(&(v.iov_base as usize)) && v.iov_len > 0)
     }
 
     fn len(&self) -> usize {
@@ -409,6 +411,7 @@ fn recv_managed(
                 }
             }
             Take::Got(n) => {
+                conn.in_sight();
                 conn.tell_peer(WANT_TX, FUTEX_TX);
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
@@ -429,7 +432,10 @@ fn recv_managed(
                 pump::quick(conn);
                 await_resume(conn);
             }
-            Take::Empty => return Step::Return(Outcome::Fail(libc::EAGAIN)),
+            Take::Empty => {
+                conn.sent_away();
+                return Step::Return(Outcome::Fail(libc::EAGAIN));
+            }
         }
     }
 }
@@ -588,6 +594,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
     loop {
         match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
+                conn.in_sight();
                 conn.tell_peer(WANT_RX, FUTEX_RX);
                 if n >= b.len() {
                     return Step::Return(Outcome::Done(n as isize));
@@ -598,6 +605,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if !may_wait => {
+                conn.sent_away();
                 ask_for_room(conn);
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }

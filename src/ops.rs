@@ -1,6 +1,7 @@
 //! What each interposed call does: the preload crate's hooks are one
 //! expression each, and all logic starts here.
 
+use crate::stats::Why;
 use crate::sys::Errno;
 use crate::{bg, epoll, fds, io, poll, process, table, transfer};
 use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
@@ -90,6 +91,34 @@ pub fn fd_new(fd: c_int) {
 /// `socket(2)` has returned `fd`. To be called after [`fd_new`].
 pub fn socket_new(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
     fds::created(fd, family, kind, protocol);
+}
+
+/// The program sets up an io_uring, by which it can use any socket out of our sight: all stay on, or return
+/// to, TCP.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn no_more_rings() {
+    process::no_more_rings();
+}
+
+/// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.
+pub fn to_kernel(fd: c_int) {
+    if let Some(c) = table::conn(fd) {
+        process::give_up(c, Why::Feature);
+    }
+}
+
+/// libc is about to close `fd` by itself.
+pub fn closing(fd: c_int) {
+    if !table::is_foreign(fd) {
+        fds::replaced(fd);
+    }
+}
+
+/// `connect(2)` to `AF_UNSPEC` has succeeded. To be called with a connection that is on TCP.
+pub fn disconnected(fd: c_int) {
+    fds::disconnected(fd);
 }
 
 /// `epoll_create(2)` has returned `fd`. To be called after [`fd_new`].

@@ -78,6 +78,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
                 }
                 if matches!(c.phase(), Phase::Raw | Phase::Managed) {
                     c.evidence.store(true, Relaxed);
+                    c.in_sight();
                     ours = true;
                 }
             }

@@ -393,6 +393,20 @@ fn await_home(c: &'static Conn, until: i64) {
     }
 }
 
+static NO_RINGS: AtomicBool = AtomicBool::new(false);
+
+/// Nothing moves to rings any more in this process, and what is there returns.
+pub fn no_more_rings() {
+    if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
+        each_held(|c| give_up(c, Why::Feature));
+    }
+}
+
+/// Whether [`no_more_rings`] was called.
+pub fn rings_allowed() -> bool {
+    !NO_RINGS.load(Relaxed)
+}
+
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
 pub fn give_up(c: &'static Conn, why: Why) {
     let until = now_ns() + 1_000_000_000;

@@ -456,6 +456,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
         return Err(Why::Bypass);
     }
+    if crate::fds::uses_feature(fd) {
+        return Err(Why::Feature);
+    }
     crate::fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);

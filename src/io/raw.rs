@@ -233,6 +233,10 @@ fn look(conn: &Conn, calls: u32) {
         conn.why(Why::Unseen);
         return;
     }
+    if !crate::process::rings_allowed() {
+        conn.why(Why::Feature);
+        return;
+    }
     conn.gentle.store(true, Relaxed);
     conn.ask(ask::LOOK);
     chaos::dawdle(conn);

@@ -12,6 +12,7 @@ mod found;
 mod handlers;
 mod procs;
 mod signals;
+mod surface;
 mod threads;
 mod waiting;
 
@@ -37,6 +38,7 @@ fn all() -> Vec<Check> {
         family::CHECKS,
         bulk::CHECKS,
         found::CHECKS,
+        surface::CHECKS,
     ];
     lists.concat()
 }
