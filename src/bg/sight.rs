@@ -43,8 +43,10 @@ impl Bg {
             }
             let empties = c.empties.load(Relaxed);
             if c.phase() == Phase::Managed && c.out_of_sight.load(SeqCst) && c.local().watchers.load(SeqCst) == 0 {
-                if empties != s.empties {
-                    // It asks again and again instead of waiting.
+                let l = c.local();
+                let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
+                if empties != s.empties || asleep {
+                    // It asks again and again instead of waiting, or another thread waits.
                     s.empties = empties;
                     s.at = now + PATIENCE_NS;
                     return true;
