@@ -24,8 +24,7 @@ pub(super) fn recv_raw(
         // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
         // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
         // waits goes on when somebody sets `O_NONBLOCK`.
-        let gentle =
-            may_wait && (process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed));
+        let gentle = may_wait && (process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed));
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
