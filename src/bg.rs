@@ -20,6 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
+mod guests;
 mod search;
 mod sight;
 mod unseen;
@@ -175,6 +176,7 @@ mod token {
     pub const LINK: u64 = 4;
     pub const VISITORS: u64 = 5;
     pub const VERBS: u64 = 6;
+    pub const GUEST: u64 = 7;
     pub const CONN: u64 = 0;
 }
 
@@ -263,6 +265,10 @@ struct Bg {
     later: Vec<(&'static Conn, u32, i64)>,
     /// Connections for which the program may wait out of sight.
     suspects: Vec<sight::Suspect>,
+    /// Where they come, or -1.
+    home: c_int,
+    /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
+    guests: HashMap<c_int, Option<Known>>,
 }
 
 fn key(l: &Link) -> usize {
@@ -276,7 +282,7 @@ impl Bg {
         let epfd = fdhigh::not_for_children(fdhigh::move_high(epfd));
         let mut process = [0; 16];
         crate::process::random(&mut process);
-        let bg = Bg {
+        let mut bg = Bg {
             epfd,
             process,
             looks: HashMap::new(),
@@ -299,7 +305,13 @@ impl Bg {
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
             suspects: Vec::new(),
+            home: -1,
+            guests: HashMap::new(),
         };
+        if let Ok(fd) = rv::listen_at(&crate::foreign::home_of(crate::process::pid())) {
+            bg.home = fd;
+            bg.watch(fd, (fd as u64) << 3 | token::GUEST, libc::EPOLLIN);
+        }
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
         if let Some(fd) = visit::own_bell() {
@@ -335,6 +347,8 @@ impl Bg {
                 match t & 7 {
                     token::BELL => {}
                     token::VISITORS => self.visitors(),
+                    token::GUEST if (t >> 3) as c_int == self.home => self.guest_comes(self.home),
+                    token::GUEST => self.guest_asks((t >> 3) as c_int),
                     token::LISTENER => self.answer((t >> 3) as c_int),
                     token::CALLER => self.hear((t >> 3) as c_int),
                     // SAFETY: links are never freed.
@@ -350,6 +364,7 @@ impl Bg {
             self.rdma_events();
             self.inbox();
             self.timers();
+            self.answer_guests();
         }
     }
 

@@ -348,6 +348,7 @@ impl Conn {
     pub fn reset(
         &mut self,
         index: u32,
+        owner: u32,
         gen: u32,
         local: *mut Local,
         stats: *mut ConnStats,
@@ -397,7 +398,7 @@ impl Conn {
         *self.peer.get_mut() = core::ptr::null_mut();
         self.index = index;
         self.owner_pid = crate::process::pid();
-        self.owner = crate::process::life();
+        self.owner = owner;
         *self.gen.get_mut() = gen;
         *self.rcvlowat.get_mut() = 1;
         self.holders.reset(crate::process::holder_id());
@@ -443,6 +444,12 @@ impl Conn {
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.owner != crate::process::life()
+    }
+
+    /// Whether it was inherited over `exec`, so that other processes may have it on rings.
+    #[inline]
+    pub fn came_by_exec(&self) -> bool {
+        self.owner == crate::foreign::FOREIGN
     }
 
     /// Whether this process may look into its rings while it is managed.

@@ -522,7 +522,8 @@ unsafe fn raw_recvmsg(fd: usize, msg: usize, flags: usize) -> Outcome {
 }
 
 unsafe fn raw_exec(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize) -> Outcome {
-    ops::exec_prepare();
+    let (path, envp) = if n == libc::SYS_execve { (a, c) } else { (b, d) };
+    ops::exec_prepare(path as _, envp as _);
     let out = raw(n, a, b, c, d, e, 0);
     ops::exec_failed();
     out

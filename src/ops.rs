@@ -3,8 +3,10 @@
 
 use crate::stats::Why;
 use crate::sys::Errno;
-use crate::{bg, epoll, fds, io, poll, process, table, transfer};
-use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
+use crate::{bg, epoll, fds, foreign, io, poll, process, table, transfer};
+use libc::{
+    c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
+};
 
 /// What became of an interposed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +59,33 @@ pub unsafe fn fork_child() {
     process::fork_child();
 }
 
-/// Before exec.
+/// Before exec. `path` is null where it is not known.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn exec_prepare(path: *const c_char, envp: *const *const c_char) {
+    process::exec_prepare();
+    if process::is_active() {
+        // SAFETY: the caller's promise.
+        unsafe { foreign::prepare(path, envp) };
+    }
+}
+
+/// Before `posix_spawn(3)`. True: [`spawned`] is to be called when there is a child.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare()
+}
+
+/// A child that cannot be preloaded has been spawned.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn exec_prepare() {
-    process::exec_prepare();
+pub unsafe fn spawned(child: c_int) {
+    process::spawned(child);
 }
 
 /// exec has failed: the program goes on.

@@ -10,6 +10,7 @@ mod ends;
 mod family;
 mod found;
 mod handlers;
+mod images;
 mod procs;
 mod signals;
 mod surface;
@@ -36,6 +37,7 @@ fn all() -> Vec<Check> {
         threads::CHECKS,
         procs::CHECKS,
         family::CHECKS,
+        images::CHECKS,
         bulk::CHECKS,
         found::CHECKS,
         surface::CHECKS,
