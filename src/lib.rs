@@ -9,7 +9,6 @@ pub mod dispatch;
 pub mod epoll;
 pub mod fdhigh;
 pub mod fds;
-pub mod foreign;
 pub mod holders;
 pub mod io;
 pub mod layout;
