@@ -4,7 +4,7 @@ use crate::conn::*;
 use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, RDSHUT, WANT_RX, WANT_TX};
 use crate::ops::Outcome;
 use crate::stats::Why;
-use crate::switch::TxPath;
+use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
 use crate::{arena, bg, chaos, config, epoll, fdhigh, process, pump, visit};
@@ -369,6 +369,11 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             TxPath::Tcp if c.peer().is_none() => {
                 c.unconfirmable.store(true, SeqCst);
                 // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+            }
+            // This direction has come back already, though the other may not have.
+            TxPath::Tcp if !b.tx.pending() && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) => {
+                // SAFETY: as above.
                 let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
             }
             // In the middle of the change: the end follows the mark, or the replay.

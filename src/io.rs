@@ -253,6 +253,9 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 Take::Got(n) if !peek => {
                     both.sw().took_tcp(n);
                     pump::run(&mut both);
+                    if both.sw().is_plain() {
+                        conn.ask(ask::PUMP);
+                    }
                 }
                 Take::End => {
                     conn.fail(libc::ECONNRESET);

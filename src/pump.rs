@@ -23,6 +23,7 @@ pub fn run(b: &mut Both) -> bool {
     // Each round makes progress on a finite switch; the bound only guards against a peer that floods frames.
     for _ in 0..256 {
         let was = b.sw().tx();
+        let coming_home = was != TxPath::Tcp || !b.sw().pending().is_empty();
         let moved = start_mark(b) | flush(b, fd) | replay(b, fd) | receive(b, fd);
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let stepped = match b.sw().step(consumed, produced) {
@@ -42,8 +43,7 @@ pub fn run(b: &mut Both) -> bool {
             }
         }
         // A direction that had ended in the ring ends in TCP now.
-        if was != TxPath::Tcp && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT)
-        {
+        if coming_home && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
             // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
             let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
         }

@@ -109,3 +109,20 @@ fn a_stream_that_ends_after_a_part_of_the_mark_is_a_reset() {
     assert_eq!(front(&mut conn.lock_rx()), Front::Failed(libc::ECONNRESET));
     conn.set_phase(Phase::Closed);
 }
+
+/// When a return is complete, but the connection not yet given back to the kernel, nothing else would carry the end.
+#[test]
+fn an_end_after_a_return_is_the_kernels() {
+    use std::io::Read;
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    table::init();
+    assert!(table::put_conn(fd, conn));
+    assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Done(0));
+    theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
