@@ -72,6 +72,11 @@ fn arena() -> Option<&'static Arena> {
 
 /// A new record, in no phase yet (`Closed`), with nobody else knowing it. `None`: no memory, or too many.
 pub fn alloc() -> Option<&'static Conn> {
+    alloc_for(crate::process::life())
+}
+
+/// As [`alloc`], for a connection that is another process's to upgrade.
+pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
     let a = arena()?;
     // SAFETY: see `make`.
     let h = unsafe { &*a.header };
@@ -109,7 +114,7 @@ pub fn alloc() -> Option<&'static Conn> {
             (*local).watchers.store(0, Relaxed);
             (*local).clear_counts();
             (*local).mapped.store(0, Relaxed);
-            (*a.conns.add(i)).reset(i as u32, gen, local, a.stats.add(i), a.header.cast_mut());
+            (*a.conns.add(i)).reset(i as u32, owner, gen, local, a.stats.add(i), a.header.cast_mut());
             let s = &*a.stats.add(i);
             for w in [&s.tx_bytes_tcp, &s.tx_bytes_ring, &s.rx_bytes_tcp, &s.rx_bytes_ring] {
                 w.store(0, Relaxed);
@@ -143,6 +148,10 @@ pub fn stop_books() -> Option<Guard<'static>> {
 
 /// Frees a record, adding its counts to the totals of the process that made it.
 pub fn free(c: &Conn) {
+    if c.came_by_exec() && !c.visited.load(Relaxed) {
+        // Nothing was ever done with it.
+        return forget(c);
+    }
     let _books = stop_books();
     // SAFETY: set when the record was made, to memory that is never unmapped, in forked children neither.
     let header = unsafe { &*c.header.load(Relaxed) };

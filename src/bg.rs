@@ -20,7 +20,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
+mod guests;
 mod search;
+mod sight;
 mod unseen;
 mod upgrade;
 mod verbs;
@@ -174,6 +176,7 @@ mod token {
     pub const LINK: u64 = 4;
     pub const VISITORS: u64 = 5;
     pub const VERBS: u64 = 6;
+    pub const GUEST: u64 = 7;
     pub const CONN: u64 = 0;
 }
 
@@ -260,6 +263,12 @@ struct Bg {
     rdma: verbs::Rdma,
     /// Connections to look at again: where a closed one has not delivered all, or the end of a ring is awaited.
     later: Vec<(&'static Conn, u32, i64)>,
+    /// Connections for which the program may wait out of sight.
+    suspects: Vec<sight::Suspect>,
+    /// Where they come, or -1.
+    home: c_int,
+    /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
+    guests: HashMap<c_int, Option<Known>>,
 }
 
 fn key(l: &Link) -> usize {
@@ -273,7 +282,7 @@ impl Bg {
         let epfd = fdhigh::not_for_children(fdhigh::move_high(epfd));
         let mut process = [0; 16];
         crate::process::random(&mut process);
-        let bg = Bg {
+        let mut bg = Bg {
             epfd,
             process,
             looks: HashMap::new(),
@@ -295,7 +304,14 @@ impl Bg {
             unseen: unseen::Unseen::default(),
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
+            suspects: Vec::new(),
+            home: -1,
+            guests: HashMap::new(),
         };
+        if let Ok(fd) = rv::listen_at(&crate::foreign::home_of(crate::process::pid())) {
+            bg.home = fd;
+            bg.watch(fd, (fd as u64) << 3 | token::GUEST, libc::EPOLLIN);
+        }
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
         if let Some(fd) = visit::own_bell() {
@@ -331,6 +347,8 @@ impl Bg {
                 match t & 7 {
                     token::BELL => {}
                     token::VISITORS => self.visitors(),
+                    token::GUEST if (t >> 3) as c_int == self.home => self.guest_comes(self.home),
+                    token::GUEST => self.guest_asks((t >> 3) as c_int),
                     token::LISTENER => self.answer((t >> 3) as c_int),
                     token::CALLER => self.hear((t >> 3) as c_int),
                     // SAFETY: links are never freed.
@@ -346,12 +364,13 @@ impl Bg {
             self.rdma_events();
             self.inbox();
             self.timers();
+            self.answer_guests();
         }
     }
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = i64::MAX;
+        let mut at = self.suspects_at();
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -383,6 +402,9 @@ impl Bg {
             let what = conn.local().asked.swap(0, AcqRel);
             if what & ask::LOOK != 0 {
                 self.look(conn);
+            }
+            if what & ask::SUSPECT != 0 {
+                self.suspect(conn);
             }
             if what & ask::PUMP != 0 {
                 self.stir(conn);
@@ -462,7 +484,7 @@ impl Bg {
             let mut b = conn.lock_both();
             let shared = !conn.holders.is_only(me);
             // Bytes for a program that has closed: TCP answers them with a reset.
-            let late = !shared && fds::unread(&mut b);
+            let late = !shared && fds::unread(conn, &mut b);
             if late {
                 fds::reset_at_close(conn.local().fd.load(Relaxed));
             }
@@ -517,6 +539,7 @@ impl Bg {
         for (c, gen, _) in self.restless.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
             self.unsettle(c, gen);
         }
+        self.question_suspects(now);
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }

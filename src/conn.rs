@@ -57,8 +57,6 @@ pub const END_TXDEAD: u32 = 32;
 
 /// It has failed: whatever is sent is refused.
 pub const END_FAILED: u32 = 64;
-/// The kernel has said that nothing moves in either direction any more.
-pub const END_HUP: u32 = 128;
 
 /// Requests to the background thread.
 pub mod ask {
@@ -72,6 +70,8 @@ pub mod ask {
     pub const LET_GO: u32 = 8;
     /// Look again for the end of the ring in a while.
     pub const ENDING: u32 = 16;
+    /// See whether the program waits for it out of sight.
+    pub const SUSPECT: u32 = 32;
 }
 
 /// What this process alone knows: who waits here.
@@ -155,6 +155,10 @@ pub struct Conn {
     pub nonblock: AtomicBool,
     /// The program waits for it through us.
     pub evidence: AtomicBool,
+    /// The program was told that it would have to wait, and has not waited in sight since.
+    pub out_of_sight: AtomicBool,
+    /// The background thread watches what becomes of that.
+    pub suspected: AtomicBool,
     /// A send found the ring full.
     pub nospace: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
@@ -180,6 +184,8 @@ pub struct Conn {
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,
+    /// How often the program was told so on a ring.
+    pub empties: AtomicU32,
     /// I/O calls.
     pub calls: AtomicU32,
     /// The count of calls at which to look for the peer (again).
@@ -342,6 +348,7 @@ impl Conn {
     pub fn reset(
         &mut self,
         index: u32,
+        owner: u32,
         gen: u32,
         local: *mut Local,
         stats: *mut ConnStats,
@@ -354,6 +361,8 @@ impl Conn {
         }
         for b in [
             &mut self.nospace,
+            &mut self.out_of_sight,
+            &mut self.suspected,
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
@@ -389,7 +398,7 @@ impl Conn {
         *self.peer.get_mut() = core::ptr::null_mut();
         self.index = index;
         self.owner_pid = crate::process::pid();
-        self.owner = crate::process::life();
+        self.owner = owner;
         *self.gen.get_mut() = gen;
         *self.rcvlowat.get_mut() = 1;
         self.holders.reset(crate::process::holder_id());
@@ -435,6 +444,12 @@ impl Conn {
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.owner != crate::process::life()
+    }
+
+    /// Whether it was inherited over `exec`, so that other processes may have it on rings.
+    #[inline]
+    pub fn came_by_exec(&self) -> bool {
+        self.owner == crate::foreign::FOREIGN
     }
 
     /// Whether this process may look into its rings while it is managed.
@@ -599,6 +614,26 @@ impl Conn {
         }
     }
 
+    /// The program is told that it would have to wait. It may go and do so where nobody sees it.
+    pub fn sent_away(&self) {
+        if self.local().watchers.load(SeqCst) > 0 || !self.is_ours() {
+            return;
+        }
+        self.empties.fetch_add(1, Relaxed);
+        self.out_of_sight.store(true, SeqCst);
+        if !self.suspected.load(Relaxed) && !self.suspected.swap(true, SeqCst) {
+            self.ask(ask::SUSPECT);
+        }
+    }
+
+    /// The program waits for it in sight, or does not have to.
+    #[inline]
+    pub fn in_sight(&self) {
+        if self.out_of_sight.load(Relaxed) {
+            self.out_of_sight.store(false, SeqCst);
+        }
+    }
+
     /// Whether something can be read without waiting (or an end or error can be reported).
     /// Looks into the kernel where the bytes still come from TCP.
     pub fn readable(&self) -> bool {
@@ -674,7 +709,6 @@ impl Conn {
         }
         let mut tx = self.lock_tx();
         match tx.path() {
-            TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring => {
                 let cap_known = self.ring_cap.load(Relaxed);
                 let ring = tx.ring();
@@ -696,32 +730,6 @@ impl Conn {
         }
     }
 
-    /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what
-    /// has become of bytes that were sent to a peer that is gone.
-    pub fn kernel_hangup(&self) -> u32 {
-        let e = sys::poll_now(self.local().fd.load(Relaxed), 0);
-        (e & (libc::POLLERR | libc::POLLHUP)) as u32
-    }
-
-    /// Whether both directions have ended, so that the kernel would have no connection any more.
-    pub fn is_over(&self) -> bool {
-        self.has_ended(END_FAILED | END_RESET)
-            || self.has_ended(END_WRSHUT) && self.fin_seen()
-            || self.has_ended(END_EOF) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
-    }
-
-    /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
-    pub fn peer_closed(&self) -> bool {
-        self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
-    }
-
-    /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
-    /// sent then, and nobody can ever read, by a reset (RFC 1122, 4.2.2.13).
-    pub fn is_refused(&self) -> bool {
-        const BOTH: u32 = FIN | RDSHUT;
-        self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH)
-    }
-
     /// `poll(2)`'s view of it, of the events in `mask` and those that cannot be masked.
     pub fn readiness(&self, mask: u32) -> u32 {
         let mut r = 0u32;
@@ -741,8 +749,6 @@ impl Conn {
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-        } else if end & END_EOF != 0 || self.peer_closed() {
-            r |= self.kernel_hangup();
         }
         if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
             r |= libc::EPOLLHUP as u32;

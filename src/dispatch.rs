@@ -236,12 +236,6 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
     let end = if limit < 0 { 0 } else { now_ns().saturating_add(limit) };
     let mut flags_now = flags & !libc::MSG_WAITFORONE;
     let mut done = 0usize;
-    // Unlike the other calls it reports an error even if there are bytes before it.
-    if flags & libc::MSG_ERRQUEUE == 0 {
-        if let Some(e) = ops::pending_error(fd) {
-            return Fail(e);
-        }
-    }
     while done < n as usize {
         let entry = msgs.add(done);
         let len = match ops::recvmsg(fd, &raw mut (*entry).msg_hdr, flags_now) {
@@ -528,7 +522,8 @@ unsafe fn raw_recvmsg(fd: usize, msg: usize, flags: usize) -> Outcome {
 }
 
 unsafe fn raw_exec(n: c_long, a: usize, b: usize, c: usize, d: usize, e: usize) -> Outcome {
-    ops::exec_prepare();
+    let (path, envp) = if n == libc::SYS_execve { (a, c) } else { (b, d) };
+    ops::exec_prepare(path as _, envp as _);
     let out = raw(n, a, b, c, d, e, 0);
     ops::exec_failed();
     out
@@ -628,7 +623,7 @@ calls! { a b c d e f :
     SYS_fanotify_init => raw_fd(libc::SYS_fanotify_init, a, b, 0, 0, 0, 0);
     SYS_userfaultfd => raw_fd(libc::SYS_userfaultfd, a, 0, 0, 0, 0, 0);
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
-    SYS_io_uring_setup => raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0);
+    SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };
     #[cfg(target_arch = "x86_64")]
     SYS_open => raw_fd(libc::SYS_open, a, b, c, 0, 0, 0);
     #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! The life of an fd: opened, duplicated, configured, shut down, closed.
 
 use crate::conn::*;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, RDSHUT, WANT_RX, WANT_TX};
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
@@ -141,6 +141,13 @@ pub fn stale(fd: c_int) {
     }
 }
 
+/// The number is about to be closed by somebody else, or replaced.
+pub fn replaced(fd: c_int) {
+    if !process::is_guest() {
+        forget(fd, How::Replace);
+    }
+}
+
 /// `close(2)`.
 pub fn close(fd: c_int) -> Outcome {
     if process::is_guest() {
@@ -260,7 +267,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
     let mut abort = false;
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
-            abort = unread(&mut b) || c.linger0.load(Relaxed);
+            abort = unread(c, &mut b) || c.linger0.load(Relaxed);
             own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
         }
         if how == How::Stale {
@@ -308,8 +315,11 @@ pub fn reset_at_close(fd: c_int) {
 }
 
 /// Whether the program leaves bytes unread, which TCP answers with a reset.
-pub fn unread(b: &mut Both) -> bool {
+pub fn unread(c: &Conn, b: &mut Both) -> bool {
     use crate::switch::RxPath::*;
+    if c.has_ended(END_RDSHUT) {
+        return false;
+    }
     match b.rx.path() {
         Ring | RingFinal | Returning => b.rx.ring().waiting() > 0,
         Armed => {
@@ -348,14 +358,11 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         Phase::Managed => {}
         _ => return Outcome::Bypass,
     }
-    if c.is_over() {
+    if c.has_ended(END_RESET) {
         return Outcome::Fail(libc::ENOTCONN);
     }
     if rd {
         c.end.fetch_or(END_RDSHUT, SeqCst);
-        if let Some(own) = c.own() {
-            own.flags.fetch_or(RDSHUT, SeqCst);
-        }
     }
     if wr && !c.has_ended(END_WRSHUT) {
         c.end.fetch_or(END_WRSHUT, SeqCst);
@@ -381,13 +388,22 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         }
     }
     drop(b);
-    // With both shut a sender that waits for room waits in vain.
-    let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
-    let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };
-    c.tell_peer(WANT_RX | also, FUTEX_RX | also_futex);
+    c.tell_peer(WANT_RX, FUTEX_RX);
     pump::drive(c);
     c.notify();
     Outcome::Done(0)
+}
+
+/// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
+/// way, and what was seen before tells nothing of it.
+fn blocking(c: &Conn, yes: bool) {
+    let was = !c.nonblock.swap(!yes, Relaxed);
+    if was && !yes && c.local().watchers.load(SeqCst) == 0 {
+        match c.phase() {
+            Phase::Managed => c.sent_away(),
+            _ => c.evidence.store(false, Relaxed),
+        }
+    }
 }
 
 /// `fcntl(2)`.
@@ -401,7 +417,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
             // SAFETY: as for the call.
             let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
             if r.is_ok() {
-                c.nonblock.store(arg as c_int & libc::O_NONBLOCK != 0, Relaxed);
+                blocking(c, arg as c_int & libc::O_NONBLOCK == 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     // SIGIO comes from the kernel's socket only.
                     process::give_up(c, Why::Feature);
@@ -424,7 +440,16 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
         if r.is_ok() {
             // SAFETY: the kernel has just read it.
-            c.nonblock.store(unsafe { *(arg as *const c_int) } != 0, Relaxed);
+            blocking(c, unsafe { *(arg as *const c_int) } == 0);
+        }
+        return outcome(r);
+    }
+    if req == libc::FIOASYNC {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
+        // SAFETY: the kernel has just read it.
+        if r.is_ok() && unsafe { *(arg as *const c_int) } != 0 {
+            process::give_up(c, Why::Feature);
         }
         return outcome(r);
     }
@@ -463,6 +488,62 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     Outcome::Done(0)
 }
 
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+
+/// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
+pub fn uses_feature(fd: c_int) -> bool {
+    const ON: [(c_int, c_int); 6] = [
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+        (libc::IPPROTO_TCP, libc::TCP_INQ),
+    ];
+    let mut name = [0u8; 16];
+    let mut len = name.len() as socklen_t;
+    // SAFETY: queries that write to our own memory.
+    let (flags, ulp) = unsafe {
+        (
+            sys!(libc::SYS_fcntl, fd, libc::F_GETFL).unwrap_or(0),
+            sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr(), &mut len),
+        )
+    };
+    flags & libc::O_ASYNC as usize != 0
+        || ulp.is_ok() && len > 0
+        || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
+}
+
+/// The socket has been disconnected (`connect` to `AF_UNSPEC`) after its connection came back to TCP: all its
+/// numbers are those of a socket without one.
+pub fn disconnected(fd: c_int) {
+    let Some(c) = table::conn(fd) else { return };
+    let b = c.lock_both();
+    if process::is_guest() || c.phase() != Phase::Plain {
+        return;
+    }
+    while let Some(n) = table::other_fd_of(c) {
+        table::take(n);
+    }
+    epoll::fd_closed(c, true);
+    c.local().fds.store(0, SeqCst);
+    c.local().fd.store(-1, SeqCst);
+    let me = process::holder_id();
+    let last = c.holders.is_only(me);
+    c.holders.remove(me);
+    if !last {
+        return;
+    }
+    c.set_phase(Phase::Closed);
+    drop(b);
+    if c.local().submitted.load(SeqCst) {
+        c.ask(ask::CLOSED);
+    } else {
+        arena::free(c);
+    }
+}
+
 /// `getsockopt(2)`.
 ///
 /// # Safety
@@ -473,8 +554,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         return Outcome::Bypass;
     }
     let e = c.take_error();
-    // How the kernel's socket fared after the connection had failed is no news.
-    if e == 0 && !c.has_ended(END_FAILED) || val.is_null() || len.is_null() {
+    if e == 0 || val.is_null() || len.is_null() {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.
@@ -496,8 +576,15 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let feature = matches!(
         (level, name),
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPING)
-            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
+        (
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY
+                | libc::SO_OOBINLINE
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_TIMESTAMPING
+                | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
+        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
     );
     if feature {
         process::give_up(c, Why::Feature);

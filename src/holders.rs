@@ -70,6 +70,11 @@ impl Holders {
         }
     }
 
+    /// `who` is taken off the list, if it is on it.
+    pub fn remove_if_there(&self, who: u32) {
+        let _ = self.who.iter().any(|w| w.compare_exchange(who, 0, SeqCst, Relaxed).is_ok());
+    }
+
     /// Takes the dead off the list.
     fn reap(&self) {
         for w in &self.who {

@@ -28,7 +28,7 @@ mod away;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
-pub use armed::{before_mark, front, mark_is_there, Front};
+pub use armed::{before_mark, front, Front};
 use away::{recv_away, send_away};
 pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
@@ -66,10 +66,12 @@ impl<'a> Bufs<'a> {
         }
     }
 
-    /// Whether a buffer lies in the first page, where nothing is ever mapped. (Other bad addresses are
-    /// not told from good ones without a system call: they fault here instead of giving `EFAULT`.)
+    /// Whether a buffer lies where no program's memory can: in the first page, or in the upper part of the
+    /// address space. (Other bad addresses are not told from good ones without a system call: they fault here
+    /// instead of giving `EFAULT`.)
     fn is_nowhere(&self) -> bool {
-        self.iov.iter().any(|v| (v.iov_base as usize) < 4096 && v.iov_len > 0)
+        const TOP: usize = 1 << 56;
+        self.iov.iter().any(|v| !(4096..TOP).contains(&(v.iov_base as usize)) && v.iov_len > 0)
     }
 
     fn len(&self) -> usize {
@@ -348,10 +350,6 @@ fn ended(conn: &Conn, rx: &mut Rx) -> Take {
 
 /// The connection has ended: its error, which is told once, then the end.
 fn failed(conn: &Conn) -> Take {
-    if conn.err.load(Relaxed) == libc::EPIPE {
-        // The reset came after the end of the stream, which goes on to be reported: the error is for others.
-        return Take::End;
-    }
     match conn.take_error() {
         0 => Take::End,
         e => Take::Error(e),
@@ -406,9 +404,7 @@ fn recv_managed(
     }
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     loop {
-        // An error with no bytes before it is told even to who asks for none.
-        let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
-        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() && !told() {
+        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() {
             return Step::Return(Outcome::Done(0));
         }
         match take(fd, conn, *b, flags) {
@@ -418,6 +414,7 @@ fn recv_managed(
                 }
             }
             Take::Got(n) => {
+                conn.in_sight();
                 conn.tell_peer(WANT_TX, FUTEX_TX);
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
@@ -438,7 +435,10 @@ fn recv_managed(
                 pump::quick(conn);
                 await_resume(conn);
             }
-            Take::Empty => return Step::Return(Outcome::Fail(libc::EAGAIN)),
+            Take::Empty => {
+                conn.sent_away();
+                return Step::Return(Outcome::Fail(libc::EAGAIN));
+            }
         }
     }
 }
@@ -524,7 +524,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
     }
-    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
+    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) {
         // To a peer that is gone, too: the kernel knows what to say.
         let r = kernel_msg(
             libc::SYS_sendmsg,
@@ -549,13 +549,6 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     }
     if b.is_nowhere() {
         return Put::Error(libc::EFAULT);
-    }
-    if conn.is_refused() {
-        // As in the kernel: this call is the last that succeeds.
-        drop(tx);
-        pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
-        conn.notify();
-        return Put::Sent(b.len());
     }
     let mut n = 0;
     'parts: for (p, len) in b.parts() {
@@ -599,11 +592,12 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
     let timeout = conn.sndtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     if b.len() == 0 {
-        return Step::Return(send_nothing(fd, conn, flags));
+        return Step::Return(if conn.has_ended(END_WRSHUT) { broken_pipe(flags) } else { Outcome::Done(0) });
     }
     loop {
         match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
+                conn.in_sight();
                 conn.tell_peer(WANT_RX, FUTEX_RX);
                 if n >= b.len() {
                     return Step::Return(Outcome::Done(n as isize));
@@ -614,6 +608,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if !may_wait => {
+                conn.sent_away();
                 ask_for_room(conn);
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
@@ -625,33 +620,6 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             }
         }
     }
-}
-
-/// A send of no bytes: tells errors, as any other.
-fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
-    let quiet = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let e = match conn.take_error() {
-        0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
-        // SAFETY: no bytes are read.
-        0 if conn.has_ended(END_TXDEAD) => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
-        e => e,
-    };
-    match e {
-        0 => Outcome::Done(0),
-        libc::EPIPE => broken_pipe(flags),
-        e => Outcome::Fail(e),
-    }
-}
-
-/// The error that a connection on the ring is to report next, if there is one; it is reported by that.
-pub fn pending_error(fd: c_int) -> Option<Errno> {
-    let conn = table::conn(fd)?;
-    let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
-    let e = match conn.take_error() {
-        0 if kernel => sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0),
-        e => e,
-    };
-    (e != 0).then_some(e)
 }
 
 /// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.

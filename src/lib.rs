@@ -9,6 +9,7 @@ pub mod dispatch;
 pub mod epoll;
 pub mod fdhigh;
 pub mod fds;
+pub mod foreign;
 pub mod holders;
 pub mod io;
 pub mod layout;

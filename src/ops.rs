@@ -1,9 +1,12 @@
 //! What each interposed call does: the preload crate's hooks are one
 //! expression each, and all logic starts here.
 
+use crate::stats::Why;
 use crate::sys::Errno;
-use crate::{bg, epoll, fds, io, poll, process, table, transfer};
-use libc::{c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t};
+use crate::{bg, epoll, fds, foreign, io, poll, process, table, transfer};
+use libc::{
+    c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
+};
 
 /// What became of an interposed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +59,33 @@ pub unsafe fn fork_child() {
     process::fork_child();
 }
 
-/// Before exec.
+/// Before exec. `path` is null where it is not known.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn exec_prepare(path: *const c_char, envp: *const *const c_char) {
+    process::exec_prepare();
+    if process::is_active() {
+        // SAFETY: the caller's promise.
+        unsafe { foreign::prepare(path, envp) };
+    }
+}
+
+/// Before `posix_spawn(3)`. True: [`spawned`] is to be called when there is a child.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare()
+}
+
+/// A child that cannot be preloaded has been spawned.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn exec_prepare() {
-    process::exec_prepare();
+pub unsafe fn spawned(child: c_int) {
+    process::spawned(child);
 }
 
 /// exec has failed: the program goes on.
@@ -90,6 +114,34 @@ pub fn fd_new(fd: c_int) {
 /// `socket(2)` has returned `fd`. To be called after [`fd_new`].
 pub fn socket_new(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
     fds::created(fd, family, kind, protocol);
+}
+
+/// The program sets up an io_uring, by which it can use any socket out of our sight: all stay on, or return
+/// to, TCP.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn no_more_rings() {
+    process::no_more_rings();
+}
+
+/// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.
+pub fn to_kernel(fd: c_int) {
+    if let Some(c) = table::conn(fd) {
+        process::give_up(c, Why::Feature);
+    }
+}
+
+/// libc is about to close `fd` by itself.
+pub fn closing(fd: c_int) {
+    if !table::is_foreign(fd) {
+        fds::replaced(fd);
+    }
+}
+
+/// `connect(2)` to `AF_UNSPEC` has succeeded. To be called with a connection that is on TCP.
+pub fn disconnected(fd: c_int) {
+    fds::disconnected(fd);
 }
 
 /// `epoll_create(2)` has returned `fd`. To be called after [`fd_new`].
@@ -175,14 +227,6 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
             None => Outcome::Bypass,
         }
     }
-}
-
-/// What `recvmmsg` looks at first: an error that is still to be reported.
-pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
-    if table::is_foreign(fd) {
-        return None;
-    }
-    io::pending_error(fd)
 }
 
 /// `send(2)`, `write(2)`.

@@ -78,6 +78,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
                 }
                 if matches!(c.phase(), Phase::Raw | Phase::Managed) {
                     c.evidence.store(true, Relaxed);
+                    c.in_sight();
                     ours = true;
                 }
             }
@@ -289,7 +290,7 @@ impl Call<'_> {
             }
             c.arm(bits, c.bell_for(bell.unwrap_or(0)));
         }
-        let _asleep = remote::before_sleep();
+        let mut remotes = remote::before_sleep();
         let still = self.hidden().all(|(_, c)| c.is_ours());
         let r = if !still || self.ours() > 0 {
             Ok(1)
@@ -303,7 +304,10 @@ impl Call<'_> {
                 timeout_ns.min(1_000_000)
             };
             let (copy, conns) = (&mut *self.copy, &*self.conns);
-            let mut end = || wake(bell, conns);
+            let mut end = || {
+                remotes.end();
+                wake(bell, conns);
+            };
             let how = Sleep { since: self.since, any: true, if_left: &mut end };
             match kernel(copy, t, mask, Some(how)) {
                 Ok(0) if bell.is_none() && t != timeout_ns => Ok(1),

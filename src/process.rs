@@ -102,6 +102,9 @@ pub fn init() {
     if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
         table::init();
         READY.store(true, Release);
+        if c.links.shm {
+            crate::foreign::init();
+        }
     }
 }
 
@@ -155,7 +158,10 @@ fn drain_at_exit() {
                 let mut b = c.lock_both();
                 pump::run(&mut b);
                 // A mark or frame that nobody takes makes the kernel reset what should only end.
-                c.lingering.load(Relaxed) && !visit::is_home(&mut b) || b.is_owed()
+                let about_to = c.connector.load(Relaxed) && c.peer().is_none() && !c.has_ended(END_EOF);
+                c.lingering.load(Relaxed) && !visit::is_home(&mut b)
+                    || about_to && b.rx.path() == crate::switch::RxPath::Armed
+                    || b.is_owed()
             };
             if !busy {
                 break;
@@ -173,7 +179,7 @@ fn say_goodbye() {
         if c.phase() != Phase::Managed || !c.holders.is_only(holder_id()) || c.remote().is_none() {
             return;
         }
-        let unread = c.try_lock_both().is_some_and(|mut b| crate::fds::unread(&mut b));
+        let unread = c.try_lock_both().is_some_and(|mut b| crate::fds::unread(c, &mut b));
         if let Some(own) = c.own() {
             own.flags.fetch_or(CLOSED | if unread { ABORT } else { 0 }, SeqCst);
         }
@@ -321,7 +327,8 @@ pub fn exec_prepare() {
     if !is_active() || is_guest() {
         return;
     }
-    // What a new image gets as its standard input or output it is going to use.
+    // What a new image gets as its standard input or output it is going to use. The rest it asks for, if
+    // it is preloaded (`foreign`).
     for fd in 0..3 {
         if let Some(c) = table::conn(fd) {
             give_up(c, Why::Forked);
@@ -358,6 +365,50 @@ pub fn exec_prepare() {
     write_report();
 }
 
+/// Before a child is spawned that cannot be preloaded: what it inherits comes home. Says whether there is anything.
+pub fn spawn_prepare() -> bool {
+    if is_guest() {
+        return false;
+    }
+    let until = now_ns() + 1_000_000_000;
+    let mut any = false;
+    each_held(|c| {
+        if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && !close_on_exec(c) {
+            any = true;
+            if c.is_inherited() {
+                visit::settle(c);
+            }
+            c.visited.store(true, SeqCst);
+            if c.phase() == Phase::Managed {
+                leave(c);
+                await_home(c, until);
+                leave_to_kernel(c);
+            }
+        }
+    });
+    any
+}
+
+/// Repeated bytes and what follows them are plain TCP to the kernel; nobody but it reads from now on.
+fn leave_to_kernel(c: &'static Conn) {
+    let mut b = c.lock_both();
+    if c.phase() == Phase::Managed && b.sw().rx() == crate::switch::RxPath::Replay {
+        let n = b.sw().replay_missing() as usize;
+        b.sw().took_tcp(n);
+        drop(b);
+        c.ask(ask::PUMP);
+    }
+}
+
+/// The child holds what it has inherited.
+pub fn spawned(child: i32) {
+    each_held(|c| {
+        if c.visited.load(Relaxed) && !close_on_exec(c) {
+            c.holders.add(child as u32);
+        }
+    });
+}
+
 /// exec has failed, and the process goes on.
 pub fn exec_failed() {
     if is_active() && !is_guest() && EXECUTING.swap(false, SeqCst) {
@@ -369,10 +420,15 @@ pub fn exec_failed() {
     }
 }
 
+/// Whether all its numbers are.
 fn close_on_exec(c: &Conn) -> bool {
     // SAFETY: a query.
-    let flags = unsafe { sys!(libc::SYS_fcntl, c.local().fd.load(Relaxed), libc::F_GETFD) };
-    flags.unwrap_or(1) & libc::FD_CLOEXEC as usize != 0
+    let is =
+        |fd: i32| unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1) & libc::FD_CLOEXEC as usize != 0;
+    if c.local().fds.load(Relaxed) <= 1 {
+        return is(c.local().fd.load(Relaxed));
+    }
+    (0..=table::highest()).all(|fd| !table::is(fd, c) || is(fd))
 }
 
 fn leave(c: &Conn) {
@@ -391,6 +447,20 @@ fn await_home(c: &'static Conn, until: i64) {
         }
         let _ = crate::poll::wait_one(c.local().fd.load(Relaxed), libc::POLLIN, 2_000_000);
     }
+}
+
+static NO_RINGS: AtomicBool = AtomicBool::new(false);
+
+/// Nothing moves to rings any more in this process, and what is there returns.
+pub fn no_more_rings() {
+    if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
+        each_held(|c| give_up(c, Why::Feature));
+    }
+}
+
+/// Whether [`no_more_rings`] was called.
+pub fn rings_allowed() -> bool {
+    !NO_RINGS.load(Relaxed)
 }
 
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
@@ -418,14 +488,7 @@ pub fn give_up(c: &'static Conn, why: Why) {
     if managed {
         pump::drive(c);
         await_home(c, until);
-        {
-            // Repeated bytes and what follows them are plain TCP to the kernel; nobody but it reads from now on.
-            let mut b = c.lock_both();
-            if c.phase() == Phase::Managed && b.sw().rx() == crate::switch::RxPath::Replay {
-                let n = b.sw().replay_missing() as usize;
-                b.sw().took_tcp(n);
-            }
-        }
+        leave_to_kernel(c);
         // The background thread makes it the kernel's again.
         while c.phase() == Phase::Managed && now_ns() < until {
             c.ask(ask::PUMP);

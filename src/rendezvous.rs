@@ -172,8 +172,11 @@ pub fn owner_of_peer(ends: &[([u8; 16], u16); 2]) -> Option<u32> {
     owner
 }
 
-/// The abstract Unix address where the connecting process of `t` can be found.
-pub fn address(t: &Tuple) -> (sockaddr_un, socklen_t) {
+/// An abstract Unix address, and its length.
+pub type Name = (sockaddr_un, socklen_t);
+
+/// The abstract Unix address of this name, which is cut where it does not fit.
+pub fn name(text: core::fmt::Arguments) -> Name {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut sa: sockaddr_un = unsafe { core::mem::zeroed() };
     sa.sun_family = libc::AF_UNIX as u16;
@@ -188,10 +191,16 @@ pub fn address(t: &Tuple) -> (sockaddr_un, socklen_t) {
         }
     }
     let mut to = To(&mut sa.sun_path[1..], 0);
-    // Fits: two IPv6 addresses with ports take less than 107 bytes.
-    let _ = write!(to, "ringsock/{}-{}", socket_addr(&(t.from, t.from_port)), socket_addr(&(t.to, t.to_port)));
+    let _ = to.write_fmt(text);
     let n = to.1;
     (sa, (size_of::<libc::sa_family_t>() + 1 + n) as socklen_t)
+}
+
+/// The abstract Unix address where the connecting process of `t` can be found.
+pub fn address(t: &Tuple) -> Name {
+    // Fits: two IPv6 addresses with ports take less than 107 bytes.
+    let (from, to) = (socket_addr(&(t.from, t.from_port)), socket_addr(&(t.to, t.to_port)));
+    name(format_args!("ringsock/{from}-{to}"))
 }
 
 fn unix_socket() -> SysResult<c_int> {
@@ -203,10 +212,14 @@ fn unix_socket() -> SysResult<c_int> {
 
 /// Listens at the connection's name.
 pub fn listen(t: &Tuple) -> SysResult<c_int> {
+    listen_at(&address(t))
+}
+
+/// Listens at a name.
+pub fn listen_at((sa, len): &Name) -> SysResult<c_int> {
     let fd = unix_socket()?;
-    let (sa, len) = address(t);
     // SAFETY: `sa` is valid for `len` bytes.
-    let r = unsafe { sys!(libc::SYS_bind, fd, &sa, len).and_then(|_| sys!(libc::SYS_listen, fd, 4)) };
+    let r = unsafe { sys!(libc::SYS_bind, fd, sa, *len).and_then(|_| sys!(libc::SYS_listen, fd, 4)) };
     match r {
         Ok(_) => Ok(fd),
         Err(e) => {
@@ -218,10 +231,14 @@ pub fn listen(t: &Tuple) -> SysResult<c_int> {
 
 /// Connects to the connection's name, without waiting.
 pub fn dial(t: &Tuple) -> SysResult<c_int> {
+    call(&address(t))
+}
+
+/// Connects to a name, without waiting.
+pub fn call((sa, len): &Name) -> SysResult<c_int> {
     let fd = unix_socket()?;
-    let (sa, len) = address(t);
     // SAFETY: `sa` is valid for `len` bytes.
-    match unsafe { sys!(libc::SYS_connect, fd, &sa, len) } {
+    match unsafe { sys!(libc::SYS_connect, fd, sa, *len) } {
         Ok(_) => Ok(fd),
         Err(e) => {
             sys::close(fd);

@@ -423,22 +423,23 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
     let (count, seen, cancellable) = me(|t| {
         was = t.any.replace(any);
         let (count, seen) = if any { (&t.handled, since.handled) } else { (&t.hard, since.hard) };
-        (count.as_ptr().cast_const(), seen, !t.uncancellable.get())
+        // Where there is no other thread there is nobody to cancel this one.
+        (count.as_ptr().cast_const(), seen, !t.uncancellable.get() && crate::process::has_threads())
     });
     let mut u = Undo { undo: if_left, kind: 0 };
     let mut buffer = Cleanup { routine: undo, arg: core::ptr::null_mut(), canceltype: 0, prev: core::ptr::null_mut() };
     // SAFETY: `buffer` and `u` live until the pop; the counter is this thread's own; the caller vouches for
     // the system call's arguments. Nothing here needs to be dropped.
     let r = unsafe {
-        _pthread_cleanup_push(&mut buffer, undo, (&raw mut u).cast());
         if cancellable {
+            _pthread_cleanup_push(&mut buffer, undo, (&raw mut u).cast());
             pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &mut u.kind);
         }
         let r = ringsock_sleep(&call, count, seen);
         if cancellable {
             pthread_setcanceltype(u.kind, core::ptr::null_mut());
+            _pthread_cleanup_pop(&mut buffer, 0);
         }
-        _pthread_cleanup_pop(&mut buffer, 0);
         r
     };
     me(|t| t.any.set(was));

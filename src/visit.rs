@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns};
 use crate::sys::sys;
-use crate::{bell, bg, fdhigh, poll, process, pump, rendezvous};
+use crate::{bell, bg, fdhigh, foreign, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -87,7 +87,9 @@ pub fn is_home(b: &mut Both) -> bool {
 /// Before a process that inherited `c` uses it. From then on only TCP serves it, until one process alone holds it.
 #[inline]
 pub fn arrive(c: &Conn) {
-    if c.is_inherited() && !c.visited.load(Relaxed) {
+    if c.is_inherited() && c.came_by_exec() && c.phase() == Phase::Raw {
+        foreign::fetch(c);
+    } else if c.is_inherited() && !c.visited.load(Relaxed) {
         let _b = c.lock_both();
         c.visited.store(true, SeqCst);
     }

@@ -24,7 +24,10 @@ const INTERPOSED: &str = "
 
     sigaction __sigaction signal ssignal bsd_signal sysv_signal __sysv_signal sigset siginterrupt
     pthread_create thrd_create pthread_cancel
+    fdopen fclose fopen fopen64 freopen freopen64 tmpfile tmpfile64 popen opendir
+    dprintf __dprintf_chk vdprintf __vdprintf_chk aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64
 
+    posix_spawn posix_spawnp
     syscall fork _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
     _exit _Exit quick_exit
 ";

@@ -135,6 +135,8 @@ def nats(run):
 
 def kafka(run):
     """librdkafka's own mock cluster of three brokers, in a process of its own, with librdkafka clients."""
+    # The process of the cluster is a client of its own brokers, too.
+    run.among_servers = True
     cmd = [run.python, os.path.join(HERE, "roles.py"), "kafka_brokers", "0", "{}"]
     p = run.spawn(cmd, side="server", stdin=subprocess.PIPE)
     role = Role("kafka_brokers", p)
@@ -198,7 +200,7 @@ def spark(run):
     """A Spark cluster of two executors on this host, which exchange a shuffle over netty."""
     find_pyspark(run)
     run.sides = ("client",)
-    got = run.role("spark", 0, rows=run.n(40_000), folder=run.dir).result(280)
+    got = run.role("spark", 0, rows=run.n(80_000), folder=run.dir).result(280)
     return f"{got['rows']} rows of {got['bytes'] / 1e6:.0f} MB shuffled, every key and checksum right"
 
 

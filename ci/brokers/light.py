@@ -205,12 +205,12 @@ def postgresql(run):
     run.wait_port(port, run.server("postgres", cmd, stop=signal.SIGINT, cwd="/", **user))
     ready = [os.path.join(bin_dir, "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-t", "30"]
     subprocess.run(ready, env=plain_env(), stdout=subprocess.DEVNULL, timeout=60, check=False)
-    roles = [run.role("postgres", port, seed=i, count=run.n(1000)) for i in range(3)]
+    roles = [run.role("postgres", port, seed=i, count=run.n(1500)) for i in range(3)]
     rows = sum(r.result()["rows"] for r in roles)
     pgbench = need(os.path.join(bin_dir, "pgbench"))
     where = ["-h", "127.0.0.1", "-p", str(port), "-U", "postgres"]
     run.tool([pgbench, *where, "-i", "-q", "-s", "1", "postgres"], side="client")
-    n = run.n(2500)
+    n = run.n(4000)
     out = run.tool([pgbench, *where, "-c", "8", "-j", "2", "-M", "prepared", "-t", str(n), "postgres"])
     if f"{8 * n}/{8 * n}" not in out:
         raise Failed(f"pgbench: {out[-300:]}")

@@ -60,18 +60,32 @@ hook! {
     }
 }
 
-unsafe fn connecting(fd: c_int, result: c_int) -> c_int {
-    if result == 0 || *libc::__errno_location() == libc::EINPROGRESS {
+unsafe fn connecting(fd: c_int, addr: *const sockaddr, len: socklen_t, real: impl FnOnce() -> c_int) -> c_int {
+    // To be connected to nothing: the socket is to forget its connection.
+    let nowhere = !addr.is_null() && len >= 2 && (*addr).sa_family == libc::AF_UNSPEC as libc::sa_family_t;
+    if nowhere {
+        keep_errno(|| ops::to_kernel(fd));
+    }
+    let result = real();
+    if nowhere {
+        if result == 0 {
+            keep_errno(|| ops::disconnected(fd));
+        }
+    } else if result == 0 || *libc::__errno_location() == libc::EINPROGRESS {
         keep_errno(|| ops::connecting(fd));
     }
     result
 }
 
 hook! {
-    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int { connecting(fd, real(fd, addr, len)) }
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        connecting(fd, addr, len, || real(fd, addr, len))
+    }
 }
 hook! {
-    fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int { connecting(fd, real(fd, addr, len)) }
+    fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        connecting(fd, addr, len, || real(fd, addr, len))
+    }
 }
 hook! { fn shutdown(fd: c_int, how: c_int) -> c_int = ops::shutdown(fd, how) }
 hook! {

@@ -15,6 +15,7 @@ mod fds;
 mod io;
 mod process;
 mod signals;
+mod stdio;
 mod wait;
 
 /// Runs when the library is loaded. Constructors of other libraries have run

@@ -55,8 +55,8 @@ hook! {
 
 /// Makes ready for a new image, and goes back if there is none.
 #[inline(always)]
-unsafe fn exec(real: impl FnOnce() -> c_int) -> c_int {
-    keep_errno(|| ops::exec_prepare());
+unsafe fn exec(path: *const c_char, envp: Strings, real: impl FnOnce() -> c_int) -> c_int {
+    keep_errno(|| ops::exec_prepare(path, envp));
     let result = real();
     keep_errno(|| ops::exec_failed());
     result
@@ -65,14 +65,62 @@ unsafe fn exec(real: impl FnOnce() -> c_int) -> c_int {
 /// `argv` or `envp`.
 type Strings = *const *const c_char;
 
-hook! { fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(|| real(path, argv, envp)) } }
-hook! { fn execv(path: *const c_char, argv: Strings) -> c_int { exec(|| real(path, argv)) } }
-hook! { fn execvp(file: *const c_char, argv: Strings) -> c_int { exec(|| real(file, argv)) } }
-hook! { fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(|| real(file, argv, envp)) } }
-hook! { fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int { exec(|| real(fd, argv, envp)) } }
+extern "C" {
+    static environ: Strings;
+}
+
+/// The path of a program, null if it is to be searched for.
+unsafe fn searched(file: *const c_char) -> *const c_char {
+    if !file.is_null() && core::ffi::CStr::from_ptr(file).to_bytes().contains(&b'/') {
+        file
+    } else {
+        core::ptr::null()
+    }
+}
+
+/// As [`exec`], for a child that somebody else makes.
+#[inline(always)]
+unsafe fn spawn(pid: *mut pid_t, path: *const c_char, envp: Strings, real: impl FnOnce(*mut pid_t) -> c_int) -> c_int {
+    let mut child = 0;
+    let held = keep_errno(|| ops::spawn_prepare(path, envp));
+    let result = real(&mut child);
+    if result == 0 {
+        if held {
+            keep_errno(|| ops::spawned(child));
+        }
+        if !pid.is_null() {
+            pid.write(child);
+        }
+    }
+    result
+}
+
+/// File actions and attributes of `posix_spawn`.
+type Opaque = *const core::ffi::c_void;
+
+hook! {
+    fn posix_spawn(
+        pid: *mut pid_t, path: *const c_char, acts: Opaque, attr: Opaque, argv: Strings, envp: Strings,
+    ) -> c_int {
+        spawn(pid, path, envp, |pid| real(pid, path, acts, attr, argv, envp))
+    }
+}
+hook! {
+    fn posix_spawnp(
+        pid: *mut pid_t, file: *const c_char, acts: Opaque, attr: Opaque, argv: Strings, envp: Strings,
+    ) -> c_int {
+        spawn(pid, searched(file), envp, |pid| real(pid, file, acts, attr, argv, envp))
+    }
+}
+
+hook! { fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(path, envp, || real(path, argv, envp)) } }
+hook! { fn execv(path: *const c_char, argv: Strings) -> c_int { exec(path, environ, || real(path, argv)) } }
+hook! { fn execvp(file: *const c_char, argv: Strings) -> c_int { exec(searched(file), environ, || real(file, argv)) } }
+hook! { fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(searched(file), envp, || real(file, argv, envp)) } }
+hook! { fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int { exec(core::ptr::null(), envp, || real(fd, argv, envp)) } }
 hook! {
     fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {
-        exec(|| real(dir, path, argv, envp, flags))
+        exec(path, envp, || real(dir, path, argv, envp, flags))
     }
 }
 

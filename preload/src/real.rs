@@ -196,8 +196,12 @@ table! {
     // signals.rs
     sigaction, __sigaction, signal, ssignal, bsd_signal, sysv_signal, __sysv_signal, sigset, siginterrupt,
     pthread_create, thrd_create, pthread_cancel,
+    // stdio.rs
+    fdopen, fclose, fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, popen, opendir,
+    dprintf, __dprintf_chk, vdprintf, __vdprintf_chk,
+    aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64,
     // process.rs
-    syscall, fork, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
+    posix_spawn, posix_spawnp, syscall, fork, _Fork or libc::fork, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,
 }
 

@@ -456,6 +456,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
         return Err(Why::Bypass);
     }
+    if crate::fds::uses_feature(fd) {
+        return Err(Why::Feature);
+    }
     crate::fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
@@ -493,6 +496,10 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
 /// The peer's slot and nonce are known.
 pub(super) fn attach_peer(conn: &'static Conn, l: &'static Link, slot: u32, nonce: [u8; 16]) -> bool {
     let mut b = conn.lock_both();
+    if crate::process::is_ending() && !conn.connector.load(Relaxed) {
+        // Nobody would read the mark that the other end writes when it sees ours.
+        return false;
+    }
     let (Some(peer), Some(own)) = (l.peer_slot(slot), conn.own()) else { return false };
     if conn.phase() != Phase::Managed || b.sw().rx() != RxPath::Armed || b.rx.ring().is_attached() {
         return false;

@@ -54,6 +54,7 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
         Ok(()) => {
             if op != libc::EPOLL_CTL_DEL {
                 conn.evidence.store(true, Relaxed);
+                conn.in_sight();
             }
             Outcome::Done(0)
         }

@@ -325,10 +325,14 @@ impl Set {
             let mut asleep = Ok(0);
             if !hit {
                 bell::sleep_begin(b);
-                let _asleep = remote::before_sleep();
+                let mut remotes = remote::before_sleep();
                 link::drain_hints(b);
                 if self.listed.load(SeqCst) == 0 {
-                    let how = Sleep { since, any: true, if_left: &mut || bell::sleep_end(b) };
+                    let mut end = || {
+                        remotes.end();
+                        bell::sleep_end(b);
+                    };
+                    let how = Sleep { since, any: true, if_left: &mut end };
                     asleep = self.ask_kernel(evs, max, left(), mask, Some(how));
                 }
                 bell::sleep_end(b);

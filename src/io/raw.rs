@@ -22,8 +22,9 @@ pub(super) fn recv_raw(
             stand_back(conn);
         }
         // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
-        // for what comes at the end of all, and it would be in the way of every upgrade until then.
-        let gentle = may_wait && (process::has_threads() || conn.gentle.load(Relaxed));
+        // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
+        // waits goes on when somebody sets `O_NONBLOCK`.
+        let gentle = may_wait && (process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed));
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
@@ -133,10 +134,21 @@ fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errn
     conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         let mut byte = 0u8;
-        let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
+        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let how = Sleep { since, any, if_left: &mut || end_peek(conn) };
-        // SAFETY: one writable byte.
-        unsafe { signals::sleep(libc::SYS_recvfrom, args, how) }.map(|_| ())
+        // SAFETY: one writable byte, or a record.
+        unsafe {
+            if conn.nonblock.load(Relaxed) {
+                match signals::sleep(libc::SYS_ppoll, [&raw mut p as usize, 1, 0, 0, 8, 0], how) {
+                    // This one the kernel never goes on with by itself.
+                    Err(libc::EINTR) if !since.is_over(any) => Ok(()),
+                    r => r.map(|_| ()),
+                }
+            } else {
+                let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
+                signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ())
+            }
+        }
     } else {
         Ok(())
     };
@@ -231,6 +243,10 @@ fn look(conn: &Conn, calls: u32) {
     conn.next_try.store(again.max(calls.saturating_add(1)), Relaxed);
     if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) > 0 {
         conn.why(Why::Unseen);
+        return;
+    }
+    if !crate::process::rings_allowed() {
+        conn.why(Why::Feature);
         return;
     }
     conn.gentle.store(true, Relaxed);

@@ -16,6 +16,7 @@ pub(super) fn wait(
 ) -> Result<(), Errno> {
     let (bits, count): (u32, &AtomicU32) =
         if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
+    conn.in_sight();
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
@@ -45,17 +46,21 @@ pub(super) fn wait(
         if !table::is(fd, conn) {
             break Err(libc::EBADF);
         }
-        let _asleep = remote::before_sleep();
+        let mut asleep = remote::before_sleep();
         if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
             break Err(libc::EAGAIN);
         }
-        let r = futex_sleep([(word, value), (&raw const conn.epoch, epoch)], conn.is_inherited(), deadline, {
-            // With a timeout the kernel does not go on after a handler, whatever that asked for.
-            Sleep { since, any: deadline > 0 || begun, if_left: &mut || woken(conn, bits, count) }
-        });
+        let mut if_left = || {
+            asleep.end();
+            woken(conn, bits, count);
+        };
+        // With a timeout the kernel does not go on after a handler, whatever that asked for.
+        let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };
+        let words = [(word, value), (&raw const conn.epoch, epoch)];
+        let r = futex_sleep(words, conn.is_inherited(), deadline, how);
         if conn.is_inherited() {
             // The background thread that watched it was another process's, which is dead.
             pump::quick(conn);

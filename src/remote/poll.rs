@@ -40,11 +40,18 @@ pub fn spun() -> bool {
 /// A thread that sleeps, or is about to.
 pub struct Asleep(bool);
 
-impl Drop for Asleep {
-    fn drop(&mut self) {
-        if self.0 {
+impl Asleep {
+    /// The thread sleeps no more. For one that does not come back, and drops nothing.
+    pub fn end(&mut self) {
+        if core::mem::take(&mut self.0) {
             SLEEPERS.fetch_sub(1, SeqCst);
         }
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

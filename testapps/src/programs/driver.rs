@@ -252,10 +252,7 @@ fn many(s: &Setup, a: &Args) -> i32 {
         println!("FAIL less than half of the programs had a connection on a ring: that is no test");
         failed += 1;
     }
-    // So many in a hundred may differ for reasons that are known.
-    let known = failed.min(count * a.num("known", 0) / 100);
-    failed -= known;
-    println!("{passed} passed, {failed} failed, {known} skipped");
+    println!("{passed} passed, {failed} failed");
     (failed > 0 || passed == 0) as i32
 }
 

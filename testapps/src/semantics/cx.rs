@@ -92,11 +92,13 @@ pub enum Op {
     Poll,
     /// Forgets how far the streams have come.
     Restart,
+    /// Sends one urgent byte.
+    Urgent,
     /// Ends.
     Quit,
 }
 
-const OPS: [Op; 17] = [
+const OPS: [Op; 18] = [
     Op::Listen,
     Op::Accept,
     Op::Connect,
@@ -113,6 +115,7 @@ const OPS: [Op; 17] = [
     Op::Fionread,
     Op::Poll,
     Op::Restart,
+    Op::Urgent,
     Op::Quit,
 ];
 
@@ -261,6 +264,7 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
         Op::Fionread => return sys::fionread(e.fd).map(|n| n as u64),
         Op::Poll => return sys::wait1(e.fd, b as i16, a as i32).map(|n| n as u64),
         Op::Restart => (e.tx, e.rx) = (0, 0),
+        Op::Urgent => return sys::send(e.fd, b"!", libc::MSG_OOB).map(|n| n as u64),
         Op::Quit => {}
     }
     Ok(0)

@@ -10,8 +10,10 @@ mod ends;
 mod family;
 mod found;
 mod handlers;
+mod images;
 mod procs;
 mod signals;
+mod surface;
 mod threads;
 mod waiting;
 
@@ -35,8 +37,10 @@ fn all() -> Vec<Check> {
         threads::CHECKS,
         procs::CHECKS,
         family::CHECKS,
+        images::CHECKS,
         bulk::CHECKS,
         found::CHECKS,
+        surface::CHECKS,
     ];
     lists.concat()
 }

@@ -1,0 +1,74 @@
+"""CPython's own tests of what stands on sockets."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+from .frame import FAIL, PASS, SKIP, Unavailable, clean_env, need
+
+# The longest first: two run at a time.
+MODULES = """test_asyncio test_socket test_ssl test_selectors test_ftplib test_imaplib test_poplib test_select
+    test_socketserver test_asynchat test_asyncore test_httpservers test_httplib test_urllib2_localnet test_xmlrpc
+    test_docxmlrpc test_epoll test_poll test_telnetlib test_smtplib test_wsgiref test_eintr""".split()
+SECONDS = 400
+OPTIONS = {
+    # Would talk to the hypervisor.
+    "test_socket": ["-i", "*VSOCK*"],
+    # Loopback only, but the whole module asks for it.
+    "test_socketserver": ["-u", "network"],
+}
+
+
+def has_tests(python):
+    r = subprocess.run([python, "-c", "import test.support"], capture_output=True, env=clean_env(), check=False)
+    return r.returncode == 0
+
+
+def python():
+    """A Python that brings its tests."""
+    for candidate in (sys.executable, "/usr/bin/python3"):
+        if shutil.which(candidate) and has_tests(candidate):
+            return candidate
+    need("python3", "libpython3-testsuite")
+    if not has_tests("/usr/bin/python3"):
+        raise Unavailable("no Python with its tests")
+    return "/usr/bin/python3"
+
+
+def unit(exe, module):
+    def run(place):
+        xml_file = os.path.join(place.folder, module + ".xml")
+        scratch = os.path.join(place.folder, module)
+        os.makedirs(scratch)
+        command = [exe, "-m", "test", "-v", "--timeout", str(SECONDS - 20), "--junit-xml", xml_file]
+        command += [*OPTIONS.get(module, []), module]
+        status, _ = place.command(command, module + ".log", SECONDS, cwd=scratch)
+        results = {}
+        if os.path.exists(xml_file):
+            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
+                kinds = {child.tag for child in case}
+                name = f"{module}:{case.get('name').split(' ')[0]}"
+                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        # 2: tests failed, 3: the environment was changed, 4: nothing was run.
+        if status not in (0, 2, 3, 4) or not results:
+            results[f"{module}:all"] = SKIP if status in (0, 4) else FAIL
+        return results
+
+    return run
+
+
+def prepare():
+    exe = python()
+    found = exe != sys.executable or importlib.util.find_spec("test")
+    if not found:
+        raise Unavailable("no test package")
+    there = [m for m in MODULES if exists(exe, m)]
+    return [(m, unit(exe, m)) for m in there]
+
+
+def exists(exe, module):
+    code = f"import sys, importlib.util as u; sys.exit(u.find_spec('test.{module}') is None)"
+    return subprocess.run([exe, "-c", code], env=clean_env(), check=False).returncode == 0

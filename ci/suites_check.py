@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Test suites that others wrote, natively and preloaded in one go: CPython's,
+libuv's, libevent's, tokio's. Both ends of nearly all their connections are in
+the preloaded processes, so these must leave TCP: a suite of which no
+connection did counts as failed.
+
+Each suite runs in three variants: native; `rings`, where connections move at
+once; `chaos`, where they move and return at random moments. What passes
+natively and fails otherwise is printed and counted as failed; what is known
+to fail now and then is told of with its reason and counted as skipped.
+
+Prints a line for each suite and variant, then `N passed, N failed, N skipped`."""
+
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+from preload_lib import default_preload
+from suites import cpython, crates, events
+from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
+
+SUITES = {
+    "cpython": cpython.prepare,
+    "libuv": events.prepare_libuv,
+    "libevent": events.prepare_libevent,
+    "tokio": crates.prepare,
+}
+
+# (suite, variant, test), each a pattern, and why its failure says nothing.
+FLAKY = [
+    ("libevent", ".*", r".*:main/(loopexit|loopexit_multiple|del_wait|.*timeout.*)", "measures time; fails natively on a busy machine"),
+    ("libevent", ".*", r".*:http/close_detection_delay", "measures time; fails natively now and then"),
+    ("libevent", ".*", r".*:bufferevent/.*ratelim.*", "measures rates; fails natively on a busy machine"),
+    ("libevent", "chaos", r".*:http/bad_request", "gives an exchange 10 ms; chaos holds calls up for as long as 15 ms"),
+]
+
+
+def why_flaky(suite, variant, test):
+    for s, v, t, why in FLAKY:
+        if re.fullmatch(s, suite) and re.fullmatch(v, variant) and re.fullmatch(t, test):
+            return why
+    return None
+
+
+def compare(suite, variant, native, results, counts):
+    """Judges one variant by the native results; gives the counts of passed, failed and skipped tests."""
+    passed = failed = skipped = 0
+    for test, before in sorted(native.items()):
+        now = results.get(test)
+        if before == PASS and now == PASS:
+            passed += 1
+        elif before != PASS or now == SKIP:
+            skipped += 1
+        elif why := why_flaky(suite, variant, test):
+            skipped += 1
+            print(f"KNOWN {suite}/{variant}: {test}: {why}", flush=True)
+        else:
+            failed += 1
+            print(f"FAIL {suite}/{variant}: {test} {'fails' if now == FAIL else 'did not run'}", flush=True)
+    # A unit that only broke here.
+    for test in sorted(results.keys() - native.keys()):
+        if results[test] == FAIL:
+            failed += 1
+            print(f"FAIL {suite}/{variant}: {test}", flush=True)
+    if counts["upgraded"] == 0:
+        failed += 1
+        print(f"FAIL {suite}/{variant}: no connection left TCP, so this counts as not run", flush=True)
+    return passed, failed, skipped
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--preload", default=default_preload(), help="the library")
+    p.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
+    p.add_argument("--variants", default=",".join(VARIANTS), help="native is always run")
+    p.add_argument("--seed", type=int, default=1, help="of the chaos variant")
+    p.add_argument("--jobs", type=int, default=2, help="units at a time")
+    p.add_argument("--keep", action="store_true", help="keep logs and reports also where nothing failed")
+    a = p.parse_args()
+    preload = os.path.abspath(a.preload)
+    if not os.path.exists(preload):
+        sys.exit(f"{preload} is not there; build it first")
+    variants = [v for v in VARIANTS if v == "native" or v in a.variants.split(",")]
+    folder = tempfile.mkdtemp(prefix="run-", dir=home())
+    os.chmod(folder, 0o755)
+    print(f"logs in {folder}", flush=True)
+    began = time.monotonic()
+    total = [0, 0, 0]
+    for name in a.only.split(","):
+        try:
+            units = SUITES[name]()
+        except Unavailable as e:
+            print(f"SKIP {name}: {e}", flush=True)
+            total[2] += 1
+            continue
+        places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed) for v in variants}
+        results = {v: {} for v in variants}
+        jobs = 1 if os.geteuid() != 0 else a.jobs
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(f, places[v]): v for _, f in units for v in variants}
+            for future in concurrent.futures.as_completed(futures):
+                results[futures[future]].update(future.result())
+        native = results["native"]
+        good = sum(r == PASS for r in native.values())
+        print(f"PASS {name}/native: {good} of {len(native)} pass ({time.monotonic() - began:.0f} s so far)", flush=True)
+        for v in variants[1:]:
+            counts = places[v].counts()
+            judged = compare(name, v, native, results[v], counts)
+            total = [x + y for x, y in zip(total, judged)]
+            print(
+                f"{'FAIL' if judged[1] else 'PASS'} {name}/{v}: passed {judged[0]} failed {judged[1]} skipped {judged[2]};"
+                f" {counts['upgraded']} of {counts['connections']} connections upgraded,"
+                f" {counts['upgrades']} upgrades, {counts['returns']} returns",
+                flush=True,
+            )
+    if total[1] == 0 and not a.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{total[0]} passed, {total[1]} failed, {total[2]} skipped")
+    return 1 if total[1] or not total[0] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+//! Programs that once waited for a connection where the library sees it, and now wait somewhere else.
+//!
+//! A program that is told `EAGAIN` (or makes the socket non-blocking) and then neither calls again nor waits
+//! by a call of ours may have gone to sleep on the kernel's socket, where nothing of a ring ever arrives.
+//! Such a connection returns to TCP.
+
+use super::*;
+
+/// How long a connection may be left alone so before it returns.
+const PATIENCE_NS: i64 = 50 * MS;
+
+/// A connection that was left after `EAGAIN`.
+pub(super) struct Suspect {
+    conn: &'static Conn,
+    gen: u32,
+    /// How often it had been told `EAGAIN` when it was looked at last.
+    empties: u32,
+    at: i64,
+}
+
+impl Bg {
+    pub(super) fn suspect(&mut self, conn: &'static Conn) {
+        let (gen, empties) = (conn.gen.load(Relaxed), conn.empties.load(Relaxed));
+        if !self.suspects.iter().any(|s| core::ptr::eq(s.conn, conn)) {
+            self.suspects.push(Suspect { conn, gen, empties, at: now_ns() + PATIENCE_NS });
+        }
+    }
+
+    /// When to look at the suspects again.
+    pub(super) fn suspects_at(&self) -> i64 {
+        self.suspects.iter().map(|s| s.at).min().unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn question_suspects(&mut self, now: i64) {
+        let mut lost = Vec::new();
+        self.suspects.retain_mut(|s| {
+            if s.at > now {
+                return true;
+            }
+            let c = s.conn;
+            if c.gen.load(Relaxed) != s.gen {
+                return false;
+            }
+            let empties = c.empties.load(Relaxed);
+            if c.phase() == Phase::Managed && c.out_of_sight.load(SeqCst) && c.local().watchers.load(SeqCst) == 0 {
+                let l = c.local();
+                let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
+                if empties != s.empties || asleep {
+                    // It asks again and again instead of waiting, or another thread waits.
+                    s.empties = empties;
+                    s.at = now + PATIENCE_NS;
+                    return true;
+                }
+                lost.push(c);
+            }
+            c.suspected.store(false, SeqCst);
+            false
+        });
+        for c in lost {
+            self.return_unseen(c);
+        }
+    }
+
+    fn return_unseen(&mut self, conn: &'static Conn) {
+        {
+            let mut b = conn.lock_both();
+            if conn.phase() != Phase::Managed {
+                return;
+            }
+            // Only what it does in sight from now on counts.
+            conn.evidence.store(false, Relaxed);
+            conn.next_try.store(u32::MAX, Relaxed);
+            b.sw().leave();
+        }
+        self.stir(conn);
+    }
+}

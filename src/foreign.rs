@@ -1,0 +1,245 @@
+//! Connections that a program has inherited over `exec`.
+//!
+//! The library in the new image knows none of them, and any of them may be on the rings of the process that
+//! started it, now or later. It leaves them alone until they are used. Then it asks its ancestors: each
+//! process that has a background thread listens at a name made of its id. The one that has the connection
+//! brings it home, upgrades it no more while we live, and says so.
+
+use crate::conn::{Conn, Phase};
+use crate::rendezvous as rv;
+use crate::stats::Why;
+use crate::sys::{self, sys};
+use crate::{arena, poll, table};
+use core::sync::atomic::Ordering::*;
+use libc::{c_char, c_int, socklen_t};
+
+/// Owner of such a record: no process (`process::life` is odd).
+pub const FOREIGN: u32 = 2;
+/// The connection is home.
+pub static HOME: u8 = b'y';
+/// How far up a process is looked for.
+const GENERATIONS: u32 = 8;
+/// How long a process is given for an answer.
+const ANSWER_NS: i64 = 5_000_000_000;
+
+/// What tells a socket from all others of this host.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    let mut v = 0u64;
+    let mut len = 8 as socklen_t;
+    // SAFETY: `v` and `len` are writable.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut v, &mut len) }.ok()?;
+    Some(v)
+}
+
+/// The library is loaded: notes the connections that are there already.
+pub fn init() {
+    each_fd(|fd| {
+        if sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) || rv::ends(fd).is_none()
+        {
+            return;
+        }
+        let same = (0..fd).filter_map(table::conn).find(|c| cookie(c.local().fd.load(Relaxed)) == cookie(fd));
+        if let Some(c) = same {
+            c.local().fds.fetch_add(1, SeqCst);
+            table::put_conn(fd, c);
+            return;
+        }
+        let Some(c) = arena::alloc_for(FOREIGN) else { return };
+        c.local().fd.store(fd, Relaxed);
+        c.local().fds.store(1, Relaxed);
+        c.next_try.store(u32::MAX, Relaxed);
+        c.why(Why::Forked);
+        // Until it is used it is nobody's business.
+        c.stats().gen.fetch_and(!1, Relaxed);
+        c.set_phase(Phase::Raw);
+        if !table::put_conn(fd, c) {
+            c.set_phase(Phase::Closed);
+            arena::forget(c);
+        }
+    });
+}
+
+/// Calls `f` for every fd that is open.
+fn each_fd(mut f: impl FnMut(c_int)) {
+    // SAFETY: a NUL-terminated path.
+    let dir = unsafe {
+        sys!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY)
+    };
+    let Ok(dir) = dir.map(|d| d as c_int) else { return (0..256).for_each(f) };
+    let mut buf = [0u64; 256];
+    // SAFETY: `buf` is writable for its size.
+    let read = |buf: &mut [u64; 256]| unsafe { sys!(libc::SYS_getdents64, dir, buf.as_mut_ptr(), size_of_val(buf)) };
+    while let Ok(n @ 1..) = read(&mut buf) {
+        // SAFETY: the kernel has written `n` bytes.
+        let bytes = unsafe { core::slice::from_raw_parts(buf.as_ptr() as *const u8, n) };
+        let mut at = 0;
+        // struct linux_dirent64: length at 16, name at 19 (getdents64(2)).
+        while at + 19 < n {
+            let len = u16::from_ne_bytes([bytes[at + 16], bytes[at + 17]]) as usize;
+            let name = bytes[at + 19..].iter().take_while(|b| b.is_ascii_digit());
+            let fd = name.fold(None, |v, b| Some(v.unwrap_or(0) * 10 + c_int::from(b - b'0')));
+            if let Some(fd) = fd.filter(|fd| *fd != dir) {
+                f(fd);
+            }
+            at += len.max(1);
+        }
+    }
+    sys::close_raw(dir);
+}
+
+/// Before such a connection is used: whoever has it on its rings brings it home.
+#[cold]
+pub fn fetch(c: &Conn) {
+    if c.visited.swap(true, SeqCst) {
+        // Another thread, or process, is at it.
+        while c.phase() == Phase::Raw {
+            // SAFETY: no preconditions.
+            let _ = unsafe { sys!(libc::SYS_sched_yield) };
+        }
+        return;
+    }
+    c.stats().gen.fetch_or(1, Relaxed);
+    ask_ancestors(c.local().fd.load(Relaxed));
+    c.set_phase(Phase::Plain);
+}
+
+/// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live.
+fn ask_ancestors(fd: c_int) {
+    let Some(cookie) = cookie(fd) else { return };
+    // SAFETY: no preconditions.
+    let mut pid = unsafe { sys!(libc::SYS_getppid) }.unwrap_or(0) as u32;
+    for _ in 0..GENERATIONS {
+        if pid <= 1 || ask(pid, cookie) {
+            return;
+        }
+        pid = parent_of(pid).unwrap_or(0);
+    }
+}
+
+/// Before an image is executed that cannot be preloaded: what it inherits must be home. Changes nothing in
+/// this process, so that a `vfork` child may call it.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
+    // SAFETY: the caller's promise.
+    if table::highest() < 0 || unsafe { is_preloaded(path, envp) } {
+        return;
+    }
+    each_fd(|fd| {
+        // SAFETY: a query.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
+        let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+        if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && rv::ends(fd).is_some() {
+            ask_ancestors(fd);
+        }
+    });
+}
+
+/// Whether the library will be there in a new image, as far as can be told.
+///
+/// # Safety
+/// `path` and `envp` are null or as for `execve(2)`.
+pub unsafe fn is_preloaded(path: *const c_char, envp: *const *const c_char) -> bool {
+    const KEY: &[u8] = b"LD_PRELOAD=";
+    // SAFETY: strings of the program's, the array ends with a null.
+    let has = unsafe {
+        let mut at = envp;
+        loop {
+            if at.is_null() || at.read().is_null() {
+                break false;
+            }
+            let s = core::ffi::CStr::from_ptr(at.read()).to_bytes();
+            if s.starts_with(KEY) && s.windows(8).any(|w| w == b"ringsock") {
+                break true;
+            }
+            at = at.add(1);
+        }
+    };
+    // SAFETY: a string of the program's.
+    has && unsafe { is_dynamic(path) }
+}
+
+/// Whether a program is linked dynamically and runs with our rights. In doubt it is.
+unsafe fn is_dynamic(path: *const c_char) -> bool {
+    let mut head = [0u8; 1024];
+    // SAFETY: all-zero is a valid stat.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `path` is a string or null, which the kernel refuses; the buffers are writable.
+    let n = unsafe {
+        let Ok(fd) = sys!(libc::SYS_openat, libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_CLOEXEC) else {
+            return true;
+        };
+        let n = sys!(libc::SYS_read, fd, head.as_mut_ptr(), head.len()).unwrap_or(0);
+        let _ = sys!(libc::SYS_fstat, fd, &mut st);
+        sys::close_raw(fd as c_int);
+        n
+    };
+    if st.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+        return false;
+    }
+    if n < 64 || !head.starts_with(b"\x7fELF\x02") {
+        // A script: its interpreter will be asked about when it executes something.
+        return true;
+    }
+    // ELF64 header: e_phoff at 32, e_phentsize at 54, e_phnum at 56; p_type is the first word (elf(5)).
+    let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]) as usize;
+    let first = u64::from_ne_bytes(head[32..40].try_into().unwrap_or_default()) as usize;
+    (0..half(56)).any(|i| {
+        let at = first.saturating_add(i * half(54));
+        let kind = head[..n].get(at..at.saturating_add(4)).and_then(|b| b.try_into().ok());
+        kind.is_none_or(|k| u32::from_ne_bytes(k) == libc::PT_INTERP)
+    })
+}
+
+/// Whether the process has the connection; it has brought it home then.
+fn ask(pid: u32, cookie: u64) -> bool {
+    let Ok(s) = rv::call(&home_of(pid)) else { return false };
+    let mut yes = 0u8;
+    // Anybody may bind a name.
+    if rv::credentials(s).is_some_and(|(p, ..)| p == pid) {
+        // SAFETY: the buffers are valid for their lengths.
+        unsafe {
+            let _ = sys::send(s, (&raw const cookie).cast(), 8, libc::MSG_NOSIGNAL);
+            let _ = poll::wait_one(s, libc::POLLIN, ANSWER_NS);
+            let _ = sys::recv(s, (&raw mut yes).cast(), 1, libc::MSG_DONTWAIT);
+        }
+    }
+    sys::close(s);
+    yes == HOME
+}
+
+/// Where a process listens for this.
+pub fn home_of(pid: u32) -> rv::Name {
+    rv::name(format_args!("ringsock/home-{pid}"))
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let mut path = [0u8; 32];
+    let mut to = Text(&mut path, 0);
+    core::fmt::Write::write_fmt(&mut to, format_args!("/proc/{pid}/stat\0")).ok()?;
+    let mut text = [0u8; 512];
+    // SAFETY: the path ends with a NUL, `text` is writable.
+    let n = unsafe {
+        let fd = sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC).ok()?;
+        let n = sys!(libc::SYS_read, fd, text.as_mut_ptr(), text.len());
+        sys::close_raw(fd as c_int);
+        n.ok()?
+    };
+    // The name before it, in parentheses, may hold anything.
+    let end = text[..n].iter().rposition(|b| *b == b')')?;
+    let field = text[end..n].split(|b| *b == b' ').nth(2)?;
+    core::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Text without an allocator.
+pub struct Text<'a>(pub &'a mut [u8], pub usize);
+
+impl core::fmt::Write for Text<'_> {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        let to = self.0.get_mut(self.1..self.1 + s.len()).ok_or(core::fmt::Error)?;
+        to.copy_from_slice(s.as_bytes());
+        self.1 += s.len();
+        Ok(())
+    }
+}

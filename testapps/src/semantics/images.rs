@@ -1,0 +1,157 @@
+//! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
+
+use super::cx::{Cx, Op, Res, Why};
+use super::procs::bye;
+use super::Check;
+use crate::{ensure, same, sys};
+use libc::{c_char, c_int};
+use std::ffi::CString;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("image-fork", |cx| uses(cx, How::Fork, SHELL)),
+    ("image-fork-bare", |cx| uses(cx, How::Fork, BARE)),
+    ("image-fork-static", |cx| uses(cx, How::Fork, STATIC)),
+    ("image-vfork", |cx| uses(cx, How::Vfork, SHELL)),
+    ("image-vfork-static", |cx| uses(cx, How::Vfork, STATIC)),
+    ("image-spawn", |cx| uses(cx, How::Spawn, SHELL)),
+    ("image-spawn-bare", |cx| uses(cx, How::Spawn, BARE)),
+    ("image-spawn-static", |cx| uses(cx, How::Spawn, STATIC)),
+    ("image-untouched", untouched),
+    ("image-outlives-us", outlives),
+];
+
+/// The number of the connection in the new image.
+const NUMBER: RawFd = 57;
+const SHELL: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+/// The environment is changed on the way.
+const BARE: &[&str] = &["/usr/bin/env", "-u", "LD_PRELOAD", "bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Fork,
+    Vfork,
+    Spawn,
+}
+
+extern "C" {
+    static environ: *const *mut c_char;
+}
+
+/// Starts a program with `out` as its standard output.
+fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
+    let words: Vec<CString> = words.iter().map(|w| CString::new(*w).expect("no NUL")).collect();
+    let mut argv: Vec<*mut c_char> = words.iter().map(|w| w.as_ptr().cast_mut()).collect();
+    argv.push(null_mut());
+    let become_it = || -> ! {
+        // SAFETY: plain calls that a child of vfork may make; the arrays end with a null.
+        unsafe {
+            libc::dup2(out, 1);
+            libc::execve(argv[0], argv.as_ptr().cast(), environ.cast());
+            libc::_exit(127)
+        }
+    };
+    // SAFETY: a vfork child does nothing but call `become_it`; the file actions are initialised.
+    unsafe {
+        match how {
+            How::Fork => match sys::fork()? {
+                0 => become_it(),
+                pid => Ok(pid),
+            },
+            How::Vfork =>
+            {
+                #[allow(deprecated)]
+                match libc::vfork() {
+                    0 => become_it(),
+                    -1 => Err(Why("vfork".into())),
+                    pid => Ok(pid),
+                }
+            }
+            How::Spawn => {
+                let mut acts = std::mem::zeroed();
+                libc::posix_spawn_file_actions_init(&mut acts);
+                libc::posix_spawn_file_actions_adddup2(&mut acts, out, 1);
+                let mut pid = 0;
+                let e: c_int = libc::posix_spawn(&mut pid, argv[0], &acts, null_mut(), argv.as_ptr(), environ);
+                libc::posix_spawn_file_actions_destroy(&mut acts);
+                same!(e, 0, "posix_spawn");
+                Ok(pid)
+            }
+        }
+    }
+}
+
+fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
+    let (mut all, mut b) = (Vec::new(), [0; 4096]);
+    loop {
+        match sys::read(fd, &mut b)? {
+            0 => return Ok(all),
+            n => all.extend_from_slice(&b[..n]),
+        }
+    }
+}
+
+fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
+    if !std::path::Path::new(words[0]).exists() {
+        return Ok(());
+    }
+    sys::dup2(cx.fd, NUMBER)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = start(how, words, wr)?;
+    sys::close(wr)?;
+    let b = read_all(rd)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    same!(b.len(), 1000, "bytes that the program read");
+    cx.take(&b)?;
+    // What it wrote is none of the puppet's bytes; the puppet says so, having received them.
+    cx.post(Op::Recv, 10, 0, 0)?;
+    same!(cx.answer()?, Err(9999), "what the peer makes of the program's bytes");
+    sys::close(NUMBER)?;
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.recv(5000)?;
+    bye(cx)?;
+    Ok(())
+}
+
+fn untouched(cx: &mut Cx) -> Res {
+    // A helper that closes what it inherits, and lives on.
+    sys::dup2(cx.fd, NUMBER)?;
+    for how in [How::Fork, How::Vfork, How::Spawn] {
+        let (rd, wr) = sys::pipe()?;
+        sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        let pid = start(how, &["/bin/bash", "-c", "exec 57<&-; echo x; sleep 0.3"], wr)?;
+        sys::close(wr)?;
+        sys::read_exact(rd, &mut [0])?;
+        cx.leave_tcp()?;
+        sys::waitpid(pid)?;
+        sys::close(rd)?;
+    }
+    sys::close(NUMBER)?;
+    bye(cx)?;
+    Ok(())
+}
+
+fn outlives(cx: &mut Cx) -> Res {
+    // We close the connection; a program that we have started goes on with it.
+    sys::dup2(cx.fd, NUMBER)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = start(How::Fork, &["/bin/bash", "-c", "sleep 0.2; head -c 1000 <&57"], wr)?;
+    sys::close(wr)?;
+    sys::close(NUMBER)?;
+    let fd = std::mem::replace(&mut cx.fd, -1);
+    crate::util::pause_ms(50);
+    sys::close(fd)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let b = read_all(rd)?;
+    ensure!(b.len() == 1000, "the program read {} bytes", b.len());
+    cx.take(&b)?;
+    sys::waitpid(pid)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads in the end");
+    Ok(())
+}
