@@ -33,7 +33,7 @@ SUITES = {
 
 # (suite, variant, test), each a pattern, and why its failure says nothing.
 FLAKY = [
-    ("libevent", ".*", r".*:main/(loopexit|loopexit_multiple|del_wait|.*timeout.*)", "measures time; fails natively on a busy machine"),
+    ("libevent", ".*", r".*:(main/(loopexit|loopexit_multiple|del_wait|.*timeout.*)|bufferevent/.*timeout.*)", "measures time; fails natively on a busy machine"),
     ("libevent", ".*", r".*:http/close_detection_delay", "measures time; fails natively now and then"),
     ("libevent", ".*", r".*:bufferevent/.*ratelim.*", "measures rates; fails natively on a busy machine"),
     ("libevent", "chaos", r".*:http/bad_request", "gives an exchange 10 ms; chaos holds calls up for as long as 15 ms"),
