@@ -247,8 +247,9 @@ impl Bg {
             self.rdma.in_vain.clear();
         }
         let peer = if end.1 { end.0.to } else { end.0.from };
-        let known = self.rdma.in_vain.get(&peer).map_or(0, |(_, span)| span * 2);
-        let span = known.clamp(IN_VAIN_NS, IN_VAIN_LONGEST_NS);
+        let known = self.rdma.in_vain.get(&peer).copied().unwrap_or((0, 0));
+        // Of several connections that fail together only the first makes the time longer.
+        let span = if now < known.0 { known.1 } else { (known.1 * 2).clamp(IN_VAIN_NS, IN_VAIN_LONGEST_NS) };
         self.rdma.in_vain.insert(peer, (now + span, span));
         log(Level::Debug, format_args!("a host cannot be reached by RDMA: not tried for {} s", span / (1000 * MS)));
         self.fail_look(end, Why::NoWay);
