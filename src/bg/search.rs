@@ -208,8 +208,8 @@ impl Bg {
         if look.verbs && matches!(why, Why::NoPeer | Why::NoWay) && self.rdma_again(look.conn) {
             return;
         }
-        if why == Why::Shared {
-            // Until the other process has let go of it.
+        if matches!(why, Why::Shared | Why::Unseen) {
+            // Until the other process has let go of it, or the program shows how it waits.
             later(look.conn, 64);
         } else if why != Why::NoPeer || is_hopeless(look.conn) {
             make_plain(look.conn, why);

@@ -263,6 +263,10 @@ impl Bg {
         if conn.is_inherited() || !may_be_used(conn) {
             return Err(Some(Why::Shared));
         }
+        if !conn.evidence.load(SeqCst) {
+            // Taken back since the peer was looked for; or it is the peer that wants to.
+            return Err(Some(Why::Unseen));
+        }
         // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
         let busy = || conn.local().rx_inflight.load(SeqCst) > 0 || conn.local().tx_inflight.load(SeqCst) > 0;
         if busy() {
@@ -291,6 +295,10 @@ impl Bg {
                     self.restless.push((conn, conn.gen.load(Relaxed), chaos::leave_at()));
                 }
                 self.watch(fd, conn as *const Conn as u64 | token::CONN, CONN_EVENTS);
+                // Perhaps it waits already, where it will see nothing of the ring.
+                if conn.out_of_sight.load(SeqCst) && !conn.suspected.swap(true, SeqCst) {
+                    self.suspect(conn);
+                }
                 Ok(ok)
             }
             Err(why) => {

@@ -60,6 +60,7 @@ pub(super) fn recv_raw(
                 }
             }
             Ok(n) => {
+                conn.in_sight();
                 note_bytes(conn, n);
                 if n == 0 || n >= b.len() || !gentle || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
@@ -73,7 +74,12 @@ pub(super) fn recv_raw(
                     return Step::Return(Outcome::Fail(e));
                 }
             }
-            Err(e) => return Step::Return(Outcome::Fail(e)),
+            Err(e) => {
+                if e == libc::EAGAIN && !may_wait {
+                    conn.out_of_sight.store(true, SeqCst);
+                }
+                return Step::Return(Outcome::Fail(e));
+            }
         }
     }
 }
