@@ -484,7 +484,7 @@ impl Bg {
             let mut b = conn.lock_both();
             let shared = !conn.holders.is_only(me);
             // Bytes for a program that has closed: TCP answers them with a reset.
-            let late = !shared && fds::unread(conn, &mut b);
+            let late = !shared && fds::unread(&mut b);
             if late {
                 fds::reset_at_close(conn.local().fd.load(Relaxed));
             }

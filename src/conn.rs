@@ -57,6 +57,8 @@ pub const END_TXDEAD: u32 = 32;
 
 /// It has failed: whatever is sent is refused.
 pub const END_FAILED: u32 = 64;
+/// The kernel has said that nothing moves in either direction any more.
+pub const END_HUP: u32 = 128;
 
 /// Requests to the background thread.
 pub mod ask {
@@ -709,6 +711,7 @@ impl Conn {
         }
         let mut tx = self.lock_tx();
         match tx.path() {
+            TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring => {
                 let cap_known = self.ring_cap.load(Relaxed);
                 let ring = tx.ring();
@@ -730,6 +733,32 @@ impl Conn {
         }
     }
 
+    /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what
+    /// has become of bytes that were sent to a peer that is gone.
+    pub fn kernel_hangup(&self) -> u32 {
+        let e = sys::poll_now(self.local().fd.load(Relaxed), 0);
+        (e & (libc::POLLERR | libc::POLLHUP)) as u32
+    }
+
+    /// Whether both directions have ended, so that the kernel would have no connection any more.
+    pub fn is_over(&self) -> bool {
+        self.has_ended(END_FAILED | END_RESET)
+            || self.has_ended(END_WRSHUT) && self.fin_seen()
+            || self.has_ended(END_EOF) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
+    }
+
+    /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
+    pub fn peer_closed(&self) -> bool {
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
+    }
+
+    /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
+    /// sent then, and nobody can ever read, by a reset (RFC 1122, 4.2.2.13).
+    pub fn is_refused(&self) -> bool {
+        const BOTH: u32 = FIN | RDSHUT;
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH)
+    }
+
     /// `poll(2)`'s view of it, of the events in `mask` and those that cannot be masked.
     pub fn readiness(&self, mask: u32) -> u32 {
         let mut r = 0u32;
@@ -749,6 +778,17 @@ impl Conn {
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        } else if end & END_EOF != 0 {
+            r |= self.kernel_hangup();
+        } else if self.peer_closed() {
+            // Whoever is just fetching the kernel's error keeps it for us.
+            let _rx = self.lock_rx();
+            let reset = self.has_ended(END_RESET);
+            let hung = if reset { (libc::EPOLLERR | libc::EPOLLHUP) as u32 } else { self.kernel_hangup() };
+            if hung != 0 {
+                // It came after the first looks above.
+                r |= hung | HANGUPS | mask & (IN | OUT);
+            }
         }
         if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
             r |= libc::EPOLLHUP as u32;

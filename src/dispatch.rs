@@ -236,6 +236,12 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
     let end = if limit < 0 { 0 } else { now_ns().saturating_add(limit) };
     let mut flags_now = flags & !libc::MSG_WAITFORONE;
     let mut done = 0usize;
+    // Unlike the other calls it reports an error even if there are bytes before it.
+    if flags & libc::MSG_ERRQUEUE == 0 {
+        if let Some(e) = ops::pending_error(fd) {
+            return Fail(e);
+        }
+    }
     while done < n as usize {
         let entry = msgs.add(done);
         let len = match ops::recvmsg(fd, &raw mut (*entry).msg_hdr, flags_now) {

@@ -1,7 +1,7 @@
 //! The life of an fd: opened, duplicated, configured, shut down, closed.
 
 use crate::conn::*;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, RDSHUT, WANT_RX, WANT_TX};
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
@@ -267,7 +267,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
     let mut abort = false;
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
-            abort = unread(c, &mut b) || c.linger0.load(Relaxed);
+            abort = unread(&mut b) || c.linger0.load(Relaxed);
             own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
         }
         if how == How::Stale {
@@ -315,11 +315,8 @@ pub fn reset_at_close(fd: c_int) {
 }
 
 /// Whether the program leaves bytes unread, which TCP answers with a reset.
-pub fn unread(c: &Conn, b: &mut Both) -> bool {
+pub fn unread(b: &mut Both) -> bool {
     use crate::switch::RxPath::*;
-    if c.has_ended(END_RDSHUT) {
-        return false;
-    }
     match b.rx.path() {
         Ring | RingFinal | Returning => b.rx.ring().waiting() > 0,
         Armed => {
@@ -358,11 +355,14 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         Phase::Managed => {}
         _ => return Outcome::Bypass,
     }
-    if c.has_ended(END_RESET) {
+    if c.is_over() {
         return Outcome::Fail(libc::ENOTCONN);
     }
     if rd {
         c.end.fetch_or(END_RDSHUT, SeqCst);
+        if let Some(own) = c.own() {
+            own.flags.fetch_or(RDSHUT, SeqCst);
+        }
     }
     if wr && !c.has_ended(END_WRSHUT) {
         c.end.fetch_or(END_WRSHUT, SeqCst);
@@ -388,7 +388,10 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         }
     }
     drop(b);
-    c.tell_peer(WANT_RX, FUTEX_RX);
+    // With both shut a sender that waits for room waits in vain.
+    let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
+    let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };
+    c.tell_peer(WANT_RX | also, FUTEX_RX | also_futex);
     pump::drive(c);
     c.notify();
     Outcome::Done(0)
@@ -554,7 +557,8 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         return Outcome::Bypass;
     }
     let e = c.take_error();
-    if e == 0 || val.is_null() || len.is_null() {
+    // How the kernel's socket fared after the connection had failed is no news.
+    if e == 0 && !c.has_ended(END_FAILED) || val.is_null() || len.is_null() {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.

@@ -28,7 +28,7 @@ mod away;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
-pub use armed::{before_mark, front, Front};
+pub use armed::{before_mark, front, mark_is_there, Front};
 use away::{recv_away, send_away};
 pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
@@ -350,6 +350,10 @@ fn ended(conn: &Conn, rx: &mut Rx) -> Take {
 
 /// The connection has ended: its error, which is told once, then the end.
 fn failed(conn: &Conn) -> Take {
+    if conn.err.load(Relaxed) == libc::EPIPE {
+        // The reset came after the end of the stream, which goes on to be reported: the error is for others.
+        return Take::End;
+    }
     match conn.take_error() {
         0 => Take::End,
         e => Take::Error(e),
@@ -404,7 +408,9 @@ fn recv_managed(
     }
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     loop {
-        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() {
+        // An error with no bytes before it is told even to who asks for none.
+        let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
+        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() && !told() {
             return Step::Return(Outcome::Done(0));
         }
         match take(fd, conn, *b, flags) {
@@ -524,7 +530,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
     }
-    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) {
+    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
         // To a peer that is gone, too: the kernel knows what to say.
         let r = kernel_msg(
             libc::SYS_sendmsg,
@@ -549,6 +555,13 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     }
     if b.is_nowhere() {
         return Put::Error(libc::EFAULT);
+    }
+    if conn.is_refused() {
+        // As in the kernel: this call is the last that succeeds.
+        drop(tx);
+        pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
+        conn.notify();
+        return Put::Sent(b.len());
     }
     let mut n = 0;
     'parts: for (p, len) in b.parts() {
@@ -592,7 +605,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
     let timeout = conn.sndtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     if b.len() == 0 {
-        return Step::Return(if conn.has_ended(END_WRSHUT) { broken_pipe(flags) } else { Outcome::Done(0) });
+        return Step::Return(send_nothing(fd, conn, flags));
     }
     loop {
         match put(fd, conn, *b, flags) {
@@ -620,6 +633,33 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             }
         }
     }
+}
+
+/// A send of no bytes: tells errors, as any other.
+fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
+    let quiet = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let e = match conn.take_error() {
+        0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
+        // SAFETY: no bytes are read.
+        0 if conn.has_ended(END_TXDEAD) => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
+        e => e,
+    };
+    match e {
+        0 => Outcome::Done(0),
+        libc::EPIPE => broken_pipe(flags),
+        e => Outcome::Fail(e),
+    }
+}
+
+/// The error that a connection on the ring is to report next, if there is one; it is reported by that.
+pub fn pending_error(fd: c_int) -> Option<Errno> {
+    let conn = table::conn(fd)?;
+    let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
+    let e = match conn.take_error() {
+        0 if kernel => sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0),
+        e => e,
+    };
+    (e != 0).then_some(e)
 }
 
 /// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.

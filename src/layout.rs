@@ -60,7 +60,7 @@ pub struct Geo {
 pub struct Slot {
     /// Bytes written into the ring, ever.
     pub produced: AtomicU64,
-    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`].
+    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
@@ -101,6 +101,8 @@ pub const ABORT: u32 = 4;
 pub const MARK_BEGUN: u32 = 8;
 /// The owner has taken the peer's mark out of the TCP stream, and reads nothing but the control stream from it.
 pub const MARK_TAKEN: u32 = 16;
+/// The owner's program has shut its receiving direction.
+pub const RDSHUT: u32 = 32;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

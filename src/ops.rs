@@ -229,6 +229,14 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
     }
 }
 
+/// What `recvmmsg` looks at first: an error that is still to be reported.
+pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
+    if table::is_foreign(fd) {
+        return None;
+    }
+    io::pending_error(fd)
+}
+
 /// `send(2)`, `write(2)`.
 ///
 /// # Safety

@@ -91,6 +91,14 @@ fn start_mark(b: &mut Both) -> bool {
     if conn.local().tx_inflight.load(SeqCst) > 0 {
         return false;
     }
+    // An end of the stream must not wait until the program has read what stands before the peer's mark.
+    if conn.has_ended(END_WRSHUT)
+        && !conn.confirmed.load(Acquire)
+        && b.sw().rx() == RxPath::Armed
+        && crate::io::mark_is_there(conn, &mut b.rx)
+    {
+        conn.confirmed.store(true, Release);
+    }
     if conn.confirmed.load(Acquire) {
         let nonce = b.tx.peer_nonce();
         b.sw().allow_mark(nonce);
@@ -211,7 +219,10 @@ fn replay(b: &mut Both, fd: i32) -> bool {
 fn receive(b: &mut Both, fd: i32) -> bool {
     let conn = b.rx.conn();
     if conn.has_ended(END_EOF) {
-        return false;
+        // What is sent to a peer that is gone is answered by a reset, which changes what `poll` says.
+        return !conn.has_ended(END_HUP | END_FAILED)
+            && conn.kernel_hangup() != 0
+            && conn.end.fetch_or(END_HUP, AcqRel) & END_HUP == 0;
     }
     match b.sw().rx() {
         RxPath::Ring | RxPath::Returning => {
@@ -307,9 +318,10 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     }
     let spoke = b.sw().has_sent_frames();
     let verdict = b.sw().end(false);
-    let (mut aborted, mut closed) = (false, false);
+    let (mut aborted, mut closed, mut after_fin) = (false, false, false);
     if let Some(p) = conn.peer() {
         let f = p.flags.load(Acquire);
+        after_fin = f & FIN != 0;
         aborted = f & ABORT != 0;
         closed = f & CLOSED != 0;
     }
@@ -331,8 +343,16 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         _ if errno == libc::ECONNRESET && !aborted && (closed || (on_ring && spoke)) => 0,
         _ => errno,
     };
-    if error != 0 {
-        conn.fail(error);
+    match error {
+        0 => {}
+        // After the end of the peer's stream a reset means that it takes nothing more, and to an end that has
+        // ended too it means nothing.
+        libc::ECONNRESET if after_fin && conn.has_ended(END_WRSHUT) => {}
+        libc::ECONNRESET if after_fin => conn.fail(libc::EPIPE),
+        e => conn.fail(e),
+    }
+    if conn.kernel_hangup() != 0 {
+        conn.end.fetch_or(END_HUP, AcqRel);
     }
     conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD, AcqRel);
     true
@@ -340,8 +360,13 @@ fn ended(b: &mut Both, errno: i32) -> bool {
 
 /// The peer broke the protocol, or bytes are lost: the connection ends with `ECONNRESET` at both ends.
 pub fn reset(b: &mut Both) {
+    reset_with(b, libc::ECONNRESET);
+}
+
+/// As [`reset`], with this end's program being told `errno`.
+pub fn reset_with(b: &mut Both, errno: i32) {
     let conn = b.rx.conn();
-    conn.fail(libc::ECONNRESET);
+    conn.fail(errno);
     if let Some(own) = conn.own() {
         own.flags.fetch_or(ABORT | CLOSED, AcqRel);
     }

@@ -77,7 +77,7 @@ fn act(me: usize, c: &Cmd) -> Reply {
             calls::unit(r)
         }
         Op::PassFd => calls::unit(more::send_fd(fd, a[1] as RawFd)),
-        Op::TakeFd => calls::int(more::recv_fd(fd)),
+        Op::TakeFd => calls::new_fd(more::recv_fd(fd)),
         _ => calls::act(c),
     }
 }

@@ -31,6 +31,24 @@ pub fn name(e: i32) -> String {
     s.into()
 }
 
+/// The fd, under the lowest number from `min` on that is free. A preloaded library that makes fds of its own may have
+/// had that number for a moment; what the kernel gives then is not determined.
+fn lowest(fd: c_int, min: c_int) -> c_int {
+    let free = |n: &c_int| sys::fcntl(*n, libc::F_GETFD, 0) == Err(libc::EBADF);
+    if (min..fd).any(|n| free(&n)) {
+        if let Ok(n) = sys::fcntl(fd, libc::F_DUPFD, min) {
+            let _ = sys::close(fd);
+            return n;
+        }
+    }
+    fd
+}
+
+/// The answer of a call that makes an fd.
+pub fn new_fd(r: R<c_int>) -> Reply {
+    int(r.map(|fd| lowest(fd, 3)))
+}
+
 /// The answer of a call that failed.
 pub fn fail(e: i32) -> Reply {
     Reply { ret: -1, errno: e, aux: 0, text: name(e) }
@@ -65,11 +83,11 @@ pub fn act(c: &Cmd) -> Reply {
     let fd = a[0] as RawFd;
     match c.op {
         Op::Listen => match sys::listen(0, 16) {
-            Ok((fd, port)) => Reply { ret: fd as i64, aux: port as i64, text: fd.to_string(), errno: 0 },
+            Ok((fd, port)) => Reply { ret: lowest(fd, 3) as i64, aux: port as i64, text: String::new(), errno: 0 },
             Err(e) => fail(e),
         },
-        Op::Connect => int(sys::connect(a[0] as u16)),
-        Op::Accept => int(sys::accept(fd, libc::SOCK_CLOEXEC)),
+        Op::Connect => new_fd(sys::connect(a[0] as u16)),
+        Op::Accept => new_fd(sys::accept(fd, libc::SOCK_CLOEXEC)),
         Op::Warm => unit(warm(fd, a[1] != 0, a[2])),
         Op::Send => send(a),
         Op::Recv => recv(a),
@@ -80,14 +98,14 @@ pub fn act(c: &Cmd) -> Reply {
             _ => sys::close(fd),
         }),
         Op::Dup => int(match a[1] {
-            0 => sys::dup(fd),
+            0 => sys::dup(fd).map(|n| lowest(n, 3)),
             1 => sys::dup2(fd, a[2] as RawFd),
             2 => more::dup3(fd, a[2] as RawFd, libc::O_CLOEXEC),
-            3 => sys::fcntl(fd, libc::F_DUPFD, a[2] as c_int),
-            _ => sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, a[2] as c_int),
+            3 => sys::fcntl(fd, libc::F_DUPFD, a[2] as c_int).map(|n| lowest(n, a[2] as c_int)),
+            _ => sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, a[2] as c_int).map(|n| lowest(n, a[2] as c_int)),
         }),
         Op::Poll => poll(a),
-        Op::EpNew => int(sys::epoll_create()),
+        Op::EpNew => new_fd(sys::epoll_create()),
         Op::EpCtl => unit(sys::epoll_ctl(fd, a[1] as c_int, a[2] as RawFd, a[3] as u32, a[4] as u64)),
         Op::EpWait => epoll_wait(a),
         Op::SetOpt => {
@@ -277,7 +295,11 @@ fn names(fd: RawFd) -> Reply {
 
 fn other(kind: i64) -> Reply {
     let pair = |p: R<(RawFd, RawFd)>| match p {
-        Ok((x, y)) => Reply { ret: x as i64, aux: y as i64, text: format!("{x} {y}"), errno: 0 },
+        Ok((x, y)) => {
+            let x = lowest(x, 3);
+            let y = lowest(y, 3);
+            Reply { ret: x as i64, aux: y as i64, text: format!("{x} {y}"), errno: 0 }
+        }
         Err(e) => fail(e),
     };
     match kind {
@@ -286,9 +308,9 @@ fn other(kind: i64) -> Reply {
             sys::nonblock(p.1, true)?;
             Ok(p)
         })),
-        1 => int(sys::tcp_socket()),
-        2 => int(more::open("/dev/zero\0", libc::O_RDONLY)),
-        3 => int(more::eventfd()),
+        1 => new_fd(sys::tcp_socket()),
+        2 => new_fd(more::open("/dev/zero\0", libc::O_RDONLY)),
+        3 => new_fd(more::eventfd()),
         _ => pair(sys::socketpair().and_then(|p| {
             sys::nonblock(p.0, true)?;
             sys::nonblock(p.1, true)?;

@@ -30,6 +30,13 @@ pub const CHECKS: &[Check] = &[
     ("close-with-pending", close_pending),
     ("shutdown-with-pending", shutdown_pending),
     ("bad-fd-after-close", bad_fd),
+    ("shut-both-refuses", shut_both_refuses),
+    ("shut-both-resets-me", shut_both_resets_me),
+    ("reset-unread-after-shutdown-rd", reset_unread_shut),
+    ("send-to-the-closed-hangs-up", closed_hangs_up),
+    ("send-nothing-at-the-end", send_nothing),
+    ("shutdown-of-the-reset", shutdown_of_reset),
+    ("recvmmsg-tells-errors-first", recvmmsg_first),
 ];
 
 const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
@@ -284,5 +291,92 @@ fn bad_fd(cx: &mut Cx) -> Res {
     same!(sys::shutdown(cx.fd, SHUT_WR), Err(libc::EBADF), "shutdown");
     same!(sys::close(cx.fd), Err(libc::EBADF), "close");
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads");
+    Ok(())
+}
+
+/// Polls until a bit is there.
+fn until(cx: &Cx, bit: i16) -> Res {
+    for _ in 0..2000 {
+        if sys::poll1(cx.fd, POLLIN | POLLRDHUP, 0)? & bit != 0 {
+            return Ok(());
+        }
+        util::pause_ms(1);
+    }
+    ensure!(false, "poll never gave {bit:#x}: {:#x}", sys::poll1(cx.fd, POLLIN | POLLRDHUP, 0)?);
+    Ok(())
+}
+
+fn shut_both_refuses(cx: &mut Cx) -> Res {
+    // The peer's program can read nothing any more: the kernel answers what is sent by a reset.
+    cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+    until(cx, POLLRDHUP)?;
+    cx.send(100)?;
+    until(cx, POLLHUP)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read: the end had come before");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "the next send");
+    Ok(())
+}
+
+fn shut_both_resets_me(cx: &mut Cx) -> Res {
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    cx.tell(Op::Poll, 2000, POLLRDHUP as u64, 0)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    until(cx, POLLERR)?;
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Err(ECONNRESET), "recv after bytes came that nobody can read");
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    Ok(())
+}
+
+fn reset_unread_shut(cx: &mut Cx) -> Res {
+    cx.send(100)?;
+    cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?;
+    cx.tell(Op::Shutdown, SHUT_RD as u64, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until(cx, POLLHUP)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read");
+    Ok(())
+}
+
+fn closed_hangs_up(cx: &mut Cx) -> Res {
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until(cx, POLLRDHUP)?;
+    cx.send(100)?;
+    until(cx, POLLHUP)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read: the end had come before");
+    same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR)?, EPIPE, "SO_ERROR");
+    Ok(())
+}
+
+fn send_nothing(cx: &mut Cx) -> Res {
+    same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Ok(0), "send of nothing");
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until(cx, POLLRDHUP)?;
+    same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Ok(0), "send of nothing after the peer's end");
+    cx.send(100)?;
+    until(cx, POLLHUP)?;
+    same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Err(EPIPE), "send of nothing after a reset");
+    Ok(())
+}
+
+fn shutdown_of_reset(cx: &mut Cx) -> Res {
+    cx.send(100)?;
+    cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until(cx, POLLHUP)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read");
+    same!(sys::shutdown(cx.fd, SHUT_RDWR), Err(libc::ENOTCONN), "shutdown when the error has been told");
+    Ok(())
+}
+
+fn recvmmsg_first(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    cx.send(100)?;
+    cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until(cx, POLLHUP)?;
+    same!(sys::recvmmsg(cx.fd, &mut [0; 20], 2, 0), Err(ECONNRESET), "recvmmsg with bytes before the error");
+    cx.recv(10)?;
+    same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read at last");
     Ok(())
 }
