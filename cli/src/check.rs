@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn the_rdma_line_says_what_is_missing() {
-        assert!(rdma_item(&[]).text.contains("not built yet"));
+        assert!(rdma_item(&[]).text.contains("no RDMA device"));
         let port = host::RdmaPort {
             device: "mlx5_0".into(),
             port: 1,
