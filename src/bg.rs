@@ -40,6 +40,8 @@ const MS: i64 = 1_000_000;
 /// How long an end looks for the other with all its might: the first time, and later.
 const LOOK_NS: i64 = 500 * MS;
 const GLANCE_NS: i64 = 20 * MS;
+/// How long the end of the TCP stream may follow the end of the process that had it.
+const ORPHAN_NS: i64 = 500 * MS;
 /// How long a connecting end can be found, unless too many others want to be.
 const LISTEN_NS: i64 = 30_000 * MS;
 /// How many connecting ends can be found for that long.
@@ -261,7 +263,8 @@ struct Bg {
     restless: Vec<(&'static Conn, u32, i64)>,
     unseen: unseen::Unseen,
     rdma: verbs::Rdma,
-    /// Connections to look at again: where a closed one has not delivered all, or the end of a ring is awaited.
+    /// Connections to look at again: where a closed one has not delivered all, the end of a ring is awaited, or that
+    /// of a stream whose other process is gone.
     later: Vec<(&'static Conn, u32, i64)>,
     /// Connections for which the program may wait out of sight.
     suspects: Vec<sight::Suspect>,
@@ -430,6 +433,7 @@ impl Bg {
             return;
         }
         pump::drive(conn);
+        // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
         let plain = conn.lock_both().sw().is_plain();
         if plain {
@@ -530,7 +534,7 @@ impl Bg {
         }
         for (c, gen, _) in self.later.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
             if c.gen.load(Relaxed) == gen {
-                self.stir(c);
+                self.look_again(c);
             }
         }
         for (l, _) in self.dead.extract_if(.., |(l, at)| *at <= now && l.retire()) {

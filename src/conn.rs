@@ -608,11 +608,12 @@ impl Conn {
         unsafe { (*self.local().items.get()).is_empty() }
     }
 
-    /// The connection has failed with `errno`.
+    /// The connection has failed with `errno`. Whoever waits for it is told.
     pub fn fail(&self, errno: i32) {
         if !self.has_ended(END_EOF) {
             self.err.store(errno, Release);
             self.end.fetch_or(END_EOF | END_RESET | END_RXFIN | END_TXDEAD | END_FAILED, AcqRel);
+            self.notify();
         }
     }
 

@@ -231,7 +231,6 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             let Ok(n) = ring_take(conn, &mut rx, b, flags) else {
                 drop(rx);
                 pump::reset(&mut conn.lock_both());
-                conn.notify();
                 return Take::Error(libc::ECONNRESET);
             };
             if n > 0 {
@@ -275,7 +274,9 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                     let mut both = Both { rx, tx: conn.lock_tx() };
                     pump::run(&mut both);
                     let rest = match both.rx.path() {
-                        RxPath::Ring => ring_take(conn, &mut both.rx, b.after(got), flags).unwrap_or(0),
+                        RxPath::Ring | RxPath::RingFinal => {
+                            ring_take(conn, &mut both.rx, b.after(got), flags).unwrap_or(0)
+                        }
                         _ => 0,
                     };
                     Take::Got(got + rest)
@@ -520,12 +521,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     let path = tx.path();
     if path == TxPath::Replay || tx.pending() {
         drop(tx);
-        let changed = pump::run(&mut conn.lock_both());
-        if changed {
-            conn.notify();
-            return Put::Gone;
-        }
-        return Put::Full;
+        return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Full };
     }
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
@@ -560,7 +556,6 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         // As in the kernel: this call is the last that succeeds.
         drop(tx);
         pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
-        conn.notify();
         return Put::Sent(b.len());
     }
     let mut n = 0;
@@ -581,7 +576,6 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
                 Err(_) => {
                     drop(tx);
                     pump::reset(&mut conn.lock_both());
-                    conn.notify();
                     return Put::Error(libc::ECONNRESET);
                 }
             }

@@ -11,9 +11,18 @@ use core::sync::atomic::Ordering::*;
 
 const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
-/// Does all that can be done without waiting. Returns whether somebody who waits for the connection
-/// should look again.
+/// Does all that can be done without waiting. Returns whether anything changed; whoever waits for the connection
+/// has been told then. (Whoever moved the switch on may be a thread that cares for one direction only, and what it
+/// has found, an end of the stream, is found once.)
 pub fn run(b: &mut Both) -> bool {
+    let changed = advance(b);
+    if changed {
+        b.rx.conn().notify();
+    }
+    changed
+}
+
+fn advance(b: &mut Both) -> bool {
     let conn = b.rx.conn();
     let fd = conn.local().fd.load(Relaxed);
     if fd < 0 || conn.phase() != Phase::Managed {
@@ -67,21 +76,14 @@ pub fn quick(conn: &Conn) {
     if conn.phase() != Phase::Managed {
         return;
     }
-    let changed = conn.try_lock_both().is_some_and(|mut b| run(&mut b));
-    if changed {
-        conn.notify();
+    if let Some(mut b) = conn.try_lock_both() {
+        run(&mut b);
     }
 }
 
-/// Moves on and tells whoever waits.
+/// As [`run`], once the locks are free.
 pub fn drive(conn: &Conn) {
-    let changed = {
-        let mut b = conn.lock_both();
-        run(&mut b)
-    };
-    if changed {
-        conn.notify();
-    }
+    run(&mut conn.lock_both());
 }
 
 /// Switches the sending direction to the ring as soon as that can be: both nonces are exchanged, and no
@@ -372,4 +374,5 @@ pub fn reset_with(b: &mut Both, errno: i32) {
     }
     // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
     let _ = unsafe { sys::sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), libc::SHUT_RDWR) };
+    conn.notify();
 }

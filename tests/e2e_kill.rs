@@ -123,10 +123,10 @@ fn either_end_is_killed_with_megabytes_in_flight() {
         let place = Place::new("kill-soak");
         let mode = rng.pick(&modes);
         let load = format!("--bytes 64g --max-op 256k --conns 2 --expect-death --limit-s 60 --mode {mode}");
-        let (server, port) = start_server(&place, &RINGS, &format!("soak-server {load}"));
+        let (mut server, port) = start_server(&place, &RINGS, &format!("soak-server {load}"));
         let client = start_client(&place, &RINGS, &format!("soak-client {load}"), port);
         // The server ends after two connections: it must have got both.
-        std::thread::sleep(Duration::from_millis(30));
+        server.says("serving 2");
         rng.moment();
         let (victim, survivor, who) = match rng.below(2) {
             0 => (server, client, "client"),

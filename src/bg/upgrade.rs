@@ -395,7 +395,19 @@ impl Bg {
         arena::free(conn);
     }
 
-    /// The process at the other end is gone.
+    /// A connection of which nothing was heard for a while after the process at the other end was gone.
+    pub(super) fn look_again(&mut self, conn: &'static Conn) {
+        // SAFETY: links are never freed.
+        let orphan = unsafe { conn.link.load(Acquire).as_ref() }.is_some_and(|l| l.dead.load(Relaxed));
+        if orphan && conn.phase() == Phase::Managed && !conn.has_ended(END_EOF) {
+            conn.lock_both().sw().leave();
+        }
+        self.stir(conn);
+    }
+
+    /// The process at the other end is gone. On one host the end of its sockets follows within the same system call,
+    /// and until then what it has written is there to be read, as TCP would have it: a return, which would ask
+    /// for it to be repeated, begins only where other processes hold its sockets.
     pub(super) fn lost(&mut self, l: &'static Link) {
         if let Some(r) = l.remote() {
             self.rdma_lost(l, r);
@@ -422,8 +434,12 @@ impl Bg {
             }
         });
         for c in on_it {
-            c.lock_both().sw().leave();
-            self.stir(c);
+            if l.remote().is_some() {
+                c.lock_both().sw().leave();
+                self.stir(c);
+            } else {
+                self.later.push((c, c.gen.load(Relaxed), now_ns() + ORPHAN_NS));
+            }
         }
         self.unsent.remove(&key(l));
         for k in self.looks.values_mut() {

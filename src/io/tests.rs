@@ -19,6 +19,13 @@ fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
     (conn, ours, theirs)
 }
 
+/// The fd is the connection's, for calls that look it up.
+fn know(fd: c_int, conn: &'static Conn) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(table::init);
+    assert!(table::put_conn(fd, conn));
+}
+
 /// Until the kernel has what was written, and the end if there was one.
 fn settle(conn: &Conn, events: i16) {
     let fd = conn.local().fd.load(Relaxed);
@@ -110,6 +117,54 @@ fn a_stream_that_ends_after_a_part_of_the_mark_is_a_reset() {
     conn.set_phase(Phase::Closed);
 }
 
+/// The end is found once, by whoever reads: a thread that waits for room must learn it from that one.
+#[test]
+fn who_finds_the_end_tells_the_others() {
+    let slot = Slot::default();
+    for reset in [false, true] {
+        let (conn, ours, mut theirs) = armed(&slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        theirs.write_all(b"before the end").unwrap();
+        if reset {
+            crate::fds::reset_at_close(theirs.as_raw_fd());
+        }
+        drop(theirs);
+        settle(conn, libc::POLLIN | libc::POLLRDHUP);
+        let mut buf = [0u8; 64];
+        let iov = one(buf.as_mut_ptr().cast(), buf.len());
+        let mut epoch = conn.epoch.load(SeqCst);
+        loop {
+            match take(fd, conn, Bufs { iov: &iov, skip: 0 }, 0) {
+                Take::Got(_) | Take::Gone => epoch = conn.epoch.load(SeqCst),
+                Take::End | Take::Error(_) => break,
+                Take::Empty => panic!("nothing, and no end"),
+            }
+        }
+        assert!(conn.has_ended(END_TXDEAD));
+        assert_ne!(conn.epoch.load(SeqCst), epoch, "nobody was told (reset: {reset})");
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
+}
+
+/// Between a look at the ring and the sleep a connection may become the kernel's, which wakes nobody who sleeps here.
+#[test]
+fn nobody_sleeps_for_a_ring_that_was_left() {
+    let slot = Slot::default();
+    let (conn, ours, _theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    know(fd, conn);
+    let full = [0u8; 1 << 16];
+    // SAFETY: `full` is readable.
+    while unsafe { sys::send(fd, full.as_ptr().cast(), full.len(), libc::MSG_DONTWAIT) }.is_ok() {}
+    conn.set_phase(Phase::Raw);
+    assert_eq!(wait(fd, conn, true, now_ns() + 2_000_000_000, false, Since::now()), Ok(()));
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
 /// When a return is complete, but the connection not yet given back to the kernel, nothing else would carry the end.
 #[test]
 fn an_end_after_a_return_is_the_kernels() {
@@ -118,8 +173,7 @@ fn an_end_after_a_return_is_the_kernels() {
     let (conn, ours, mut theirs) = armed(&slot);
     let fd = ours.as_raw_fd();
     conn.lock_both().sw().disarm();
-    table::init();
-    assert!(table::put_conn(fd, conn));
+    know(fd, conn);
     assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Done(0));
     theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
     assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);

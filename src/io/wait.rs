@@ -47,7 +47,8 @@ pub(super) fn wait(
             break Err(libc::EBADF);
         }
         let mut asleep = remote::before_sleep();
-        if epoch != first || if to_write { conn.writable() } else { conn.readable() } {
+        // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
+        if !conn.is_managed() || epoch != first || if to_write { conn.writable() } else { conn.readable() } {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {

@@ -357,6 +357,7 @@ fn serve(l: RawFd, a: &Args, limit: usize) -> Vec<Result<End, String>> {
         }
         let p = plan(a, true, u64::from_le_bytes(b));
         threads.push(std::thread::spawn(move || run_conn(fd, &p)));
+        util::say(&format!("serving {}", threads.len()));
     }
     threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("panic".into()))).collect()
 }

@@ -21,11 +21,16 @@ pub fn install_term() {
 
 /// Listens on 127.0.0.1 and says where: one line `listening PORT` on stdout.
 pub fn announce(port: u16) -> RawFd {
-    use std::io::Write;
     let (fd, port) = sys::listen(port, 1024).unwrap_or_else(|e| panic!("listen: {}", sys::strerror(e)));
-    println!("listening {port}");
-    std::io::stdout().flush().expect("stdout");
+    say(&format!("listening {port}"));
     fd
+}
+
+/// Prints a line that somebody waits for.
+pub fn say(line: &str) {
+    use std::io::Write;
+    println!("{line}");
+    std::io::stdout().flush().expect("stdout");
 }
 
 /// Whether a server is to end now: SIGTERM, or `limit` connections served (0: no limit).

@@ -298,15 +298,22 @@ impl<'a> Proc<'a> {
 
     /// The port that a server announces.
     pub fn port(&mut self) -> u16 {
+        self.says("listening ").parse().expect("a port")
+    }
+
+    /// Waits until it has printed a line that begins so; returns the rest of the line.
+    pub fn says(&mut self, start: &str) -> String {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let out = self.output();
-            if let Some(p) = out.lines().find_map(|l| l.strip_prefix("listening ")) {
-                return p.trim().parse().expect("a port");
+            // The last line may still be coming.
+            let whole = out.rfind('\n').map_or("", |end| &out[..end]);
+            if let Some(rest) = whole.lines().find_map(|l| l.strip_prefix(start)) {
+                return rest.trim().into();
             }
             let gone = self.child.try_wait().expect("wait").is_some();
             let err = std::fs::read_to_string(&self.err).unwrap_or_default();
-            assert!(!gone && Instant::now() < until, "{}: no port announced: {out}{err}", self.what);
+            assert!(!gone && Instant::now() < until, "{}: never said \"{start}\": {out}{err}", self.what);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
