@@ -13,7 +13,7 @@ use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
 use crate::remote;
-use crate::spin::Wait;
+use crate::spin::spin;
 use crate::sync::{now_ns, timespec_of, Lock};
 use crate::sys::{sys, Errno, SysResult};
 use crate::table::{self, Entry};

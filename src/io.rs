@@ -11,7 +11,7 @@ use crate::ops::Outcome;
 use crate::pump;
 use crate::remote;
 use crate::signals::{self, Since, Sleep};
-use crate::spin::Wait;
+use crate::spin::spin;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::now_ns;

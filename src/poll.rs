@@ -11,7 +11,7 @@ use crate::ops::Outcome;
 use crate::pump;
 use crate::remote;
 use crate::signals::{self, Since, Sleep};
-use crate::spin::Wait;
+use crate::spin::spin;
 use crate::sync::{now_ns, timespec_of};
 use crate::sys::SysResult;
 use crate::table::{self, Entry};
@@ -197,11 +197,10 @@ impl Call<'_> {
                     Err(e) => Outcome::Fail(e),
                 };
             }
-            let w = Wait::begin();
             let copy = &mut *self.copy;
             let (fds, conns) = (&*self.fds, &*self.conns);
             let mut kernel_has = false;
-            let hit = w.spin(
+            let hit = spin(
                 || {
                     conns
                         .iter()
@@ -214,7 +213,6 @@ impl Call<'_> {
                 },
             );
             if hit {
-                w.end();
                 if self.ours() > 0 || kernel_has || left() == 0 {
                     let _ = kernel(self.copy, 0, core::ptr::null(), None);
                     let n = self.theirs();
@@ -226,7 +224,7 @@ impl Call<'_> {
                 continue;
             }
             match self.sleep(left(), mask) {
-                Ok(true) => w.end(),
+                Ok(true) => {}
                 Ok(false) => return done(0),
                 Err(e) => return Outcome::Fail(e),
             }

@@ -1,28 +1,104 @@
 //! Spinning before sleeping, only where it pays.
 //!
-//! A thread remembers how long its recent waits took. Where they are shorter
-//! than a sleep costs, it spins; where they are not, it sleeps at once, but
-//! tries a spin now and then, because two sides that both sleep can never find
-//! out that both would have been quick. While it spins it yields; a yield that
-//! takes long means that others want the processor, and ends spinning for a while.
+//! Two things speak against spinning, and each has a memory of its own. A spin may be in *vain*: what it
+//! waits for takes longer, perhaps because the peer would need this very processor. That is a matter of the
+//! thread and of whom it talks to. Or others want the *processors*: then a thread that spins uses up its
+//! turn, and is made to wait for milliseconds when it has something to do, where one that sleeps is served at
+//! once. That is a matter of the whole process. Either way nobody spins for a while, and for a longer one each time
+//! in a row. After it a spin is tried again, because two ends that both sleep can never find out that
+//! both would have been quick.
+//!
+//! A thread that spins does not yield: to yield where somebody waits for the processor is to give away a whole
+//! turn (since Linux 6.18), and where nobody waits it is useless.
 
 use crate::config::{self, Spin};
 use crate::sync::now_ns;
 use crate::sys::sys;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
 
-/// Longer than this is never spun in `auto` mode: about what a sleep and a wake-up cost.
-const WORTH_NS: i64 = 50_000;
-/// In `auto` mode one wait in so many is spun although it looks hopeless.
-const PROBE: u32 = 32;
+const US: i64 = 1_000;
+const MS: i64 = 1_000_000;
 
-thread_local! {
-    static EXPECTED: Cell<i64> = const { Cell::new(0) };
-    static COUNT: Cell<u32> = const { Cell::new(0) };
-    static CROWDED: Cell<u32> = const { Cell::new(0) };
+/// Longer than this is never spun in `auto` mode: about what it costs to sleep and to be woken on a processor that
+/// has gone idle, and what the peer needs to be woken so and to answer.
+const WORTH: i64 = 100 * US;
+/// A spinning thread that finds so much time gone at once was not running.
+const GAP: i64 = 30 * US;
+/// Who spins longer than this, as a setting says, lets others run at times.
+const YIELD_EVERY: i64 = 200 * US;
+
+/// What a thread has learnt from its spins.
+#[derive(Clone, Copy)]
+struct Luck {
+    /// Spins that went well lately, weighed against those that were in vain.
+    credit: i32,
+    /// No spin before this moment.
+    until: i64,
+    /// How long the next pause is to be.
+    pause: i64,
 }
 
+impl Luck {
+    const MOST: i32 = 16;
+    /// One spin in vain costs as much as so many good ones bring. What is left after a pause allows two.
+    const VAIN: i32 = 4;
+    const PAUSES: (i64, i64) = (MS, 32 * MS);
+
+    const fn new() -> Luck {
+        Luck { credit: Luck::VAIN, until: 0, pause: Luck::PAUSES.0 }
+    }
+
+    fn hit(&mut self) {
+        self.credit += 1;
+        if self.credit >= Luck::MOST {
+            self.credit = Luck::MOST;
+            self.pause = Luck::PAUSES.0;
+        }
+    }
+
+    fn miss(&mut self, now: i64) {
+        self.credit -= Luck::VAIN;
+        if self.credit < 0 {
+            *self = Luck { credit: Luck::VAIN, until: now + self.pause, pause: (self.pause * 2).min(Luck::PAUSES.1) };
+        }
+    }
+}
+
+/// What the process has learnt of the processors.
+struct Crowd {
+    /// Nobody spins before this moment.
+    until: AtomicI64,
+    /// How long the last pause was.
+    pause: AtomicI64,
+}
+
+impl Crowd {
+    const PAUSES: (i64, i64) = (2 * MS, 256 * MS);
+    /// Who meets others only so long after the last pause starts anew.
+    const FORGET: i64 = 50 * MS;
+
+    const fn new() -> Crowd {
+        Crowd { until: AtomicI64::new(0), pause: AtomicI64::new(0) }
+    }
+
+    fn met(&self, now: i64) {
+        let (until, pause) = (self.until.load(Relaxed), self.pause.load(Relaxed));
+        if now < until {
+            return;
+        }
+        let again = now - until < Crowd::FORGET.max(8 * pause);
+        let pause = if again { (2 * pause).clamp(Crowd::PAUSES.0, Crowd::PAUSES.1) } else { Crowd::PAUSES.0 };
+        self.pause.store(pause, Relaxed);
+        self.until.store(now + pause, Relaxed);
+    }
+}
+
+thread_local! {
+    static LUCK: Cell<Luck> = const { Cell::new(Luck::new()) };
+}
+
+static CROWD: Crowd = Crowd::new();
 static CPUS: AtomicU32 = AtomicU32::new(0);
 
 fn cpus() -> u32 {
@@ -38,95 +114,116 @@ fn cpus() -> u32 {
     n
 }
 
-/// One wait.
-pub struct Wait {
-    begun: i64,
-    budget: i64,
-}
-
-impl Wait {
-    /// A wait begins.
-    #[inline]
-    pub fn begin() -> Wait {
-        let budget = match config::get().spin {
-            Spin::Us(us) => i64::from(us) * 1000,
-            Spin::Auto => auto_budget(),
-        };
-        Wait { begun: now_ns(), budget }
+/// Polls `done` until it is true or spinning no longer pays. `slow` is polled every few microseconds.
+pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> bool {
+    /// How often `slow` is polled.
+    const SLOW_EVERY: i64 = 5 * US;
+    let mut done = || {
+        crate::remote::progress();
+        done()
+    };
+    let setting = config::get().spin;
+    let auto = matches!(setting, Spin::Auto);
+    let budget = match setting {
+        Spin::Us(us) => i64::from(us) * US,
+        Spin::Auto if cpus() < 2 => 0,
+        Spin::Auto => WORTH,
+    };
+    if budget == 0 {
+        return done();
     }
-
-    /// Polls `done` until it is true or spinning no longer pays. `slow` is polled every few microseconds.
-    pub fn spin(&self, mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> bool {
-        let mut done = || {
-            crate::remote::progress();
-            done()
-        };
-        if self.budget == 0 {
+    let begun = now_ns();
+    if auto && begun < CROWD.until.load(Relaxed).max(LUCK.get().until) {
+        return done();
+    }
+    let learn = |f: &dyn Fn(&mut Luck)| {
+        let mut luck = LUCK.get();
+        f(&mut luck);
+        LUCK.set(luck);
+    };
+    let (mut last, mut next_slow, mut next_yield) = (begun, begun + SLOW_EVERY, begun + YIELD_EVERY);
+    loop {
+        for _ in 0..32 {
+            if done() {
+                learn(&Luck::hit);
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        let now = now_ns();
+        if now - last > GAP && auto {
+            CROWD.met(now);
             return done();
         }
-        let mut next_slow = self.begun + 5_000;
-        loop {
-            for _ in 0..32 {
-                if done() {
-                    return true;
-                }
-                core::hint::spin_loop();
+        if now - begun > budget {
+            learn(&|l| l.miss(now));
+            return false;
+        }
+        last = now;
+        if now > next_slow {
+            if slow() {
+                return true;
             }
-            let now = now_ns();
-            if now - self.begun > self.budget {
-                return false;
-            }
-            if now > next_slow {
-                if slow() {
-                    return true;
-                }
+            if now > next_yield {
                 // SAFETY: no preconditions.
                 let _ = unsafe { sys!(libc::SYS_sched_yield) };
-                let after = now_ns();
-                if after - now > 30_000 && matches!(config::get().spin, Spin::Auto) {
-                    CROWDED.with(|c| c.set(64));
-                    return done();
-                }
-                next_slow = after + 5_000;
+                next_yield = now + YIELD_EVERY;
             }
+            last = now_ns();
+            next_slow = last + SLOW_EVERY;
         }
-    }
-
-    /// The wait is over: something came (not: a timeout).
-    #[inline]
-    pub fn end(self) {
-        let took = (now_ns() - self.begun).min(1_000_000);
-        EXPECTED.with(|e| {
-            let old = e.get();
-            // A short wait is believed at once: it ends the state in which both sides sleep.
-            e.set(if took < WORTH_NS / 2 { took.max(old / 4) } else { (old * 3 + took) / 4 });
-        });
     }
 }
 
-#[inline]
-fn auto_budget() -> i64 {
-    if cpus() < 2 {
-        return 0;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spins_in_vain_become_rare() {
+        let mut l = Luck::new();
+        let (mut now, mut spun) = (0, 0);
+        while now < 1_000 * MS {
+            if now >= l.until {
+                now += WORTH;
+                spun += WORTH;
+                l.miss(now);
+            }
+            now += 20 * US;
+        }
+        assert!(spun < 10 * MS, "{spun}");
     }
-    let crowded = CROWDED.with(|c| {
-        let n = c.get();
-        c.set(n.saturating_sub(1));
-        n > 0
-    });
-    if crowded {
-        return 0;
+
+    #[test]
+    fn mostly_good_spins_go_on() {
+        let mut l = Luck::new();
+        (0..1_000).for_each(|_| l.hit());
+        for _ in 0..1_000 {
+            l.miss(MS);
+            (0..5).for_each(|_| l.hit());
+        }
+        assert_eq!(l.until, 0);
+        (0..5).for_each(|_| l.miss(MS));
+        assert!(l.until > 0);
     }
-    if EXPECTED.with(Cell::get) < WORTH_NS {
-        return WORTH_NS;
-    }
-    let n = COUNT.with(|c| {
-        c.set(c.get().wrapping_add(1));
-        c.get()
-    });
-    if n.is_multiple_of(PROBE) {
-        WORTH_NS
-    } else {
-        0
+
+    #[test]
+    fn where_others_want_the_processors_little_is_spun() {
+        let c = Crowd::new();
+        let (mut now, mut spun) = (0, 0);
+        while now < 10_000 * MS {
+            if now >= c.until.load(Relaxed) {
+                // A turn of ours, and one of theirs.
+                now += 6 * MS;
+                spun += 6 * MS;
+                c.met(now);
+            }
+            now += 20 * US;
+        }
+        assert!(spun < 400 * MS, "{spun}");
+        // A short trouble costs little.
+        now += 3_000 * MS;
+        c.met(now);
+        assert_eq!(c.until.load(Relaxed) - now, Crowd::PAUSES.0);
     }
 }

@@ -313,9 +313,8 @@ impl Set {
                 self.show();
                 return Ok(n as isize);
             }
-            let wait = Wait::begin();
             let mut kernel = 0;
-            let hit = wait.spin(
+            let hit = spin(
                 || self.listed.load(SeqCst) > 0 || link::any_hints(b),
                 || {
                     kernel = self.look_kernel(evs, max).unwrap_or(0);
@@ -353,7 +352,6 @@ impl Set {
                 n += self.look_kernel(unsafe { evs.add(n) }, max - n).unwrap_or(0);
             }
             if n > 0 {
-                wait.end();
                 self.show();
                 return Ok(n as isize);
             }

@@ -20,9 +20,7 @@ pub(super) fn wait(
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
-    let w = Wait::begin();
-    if w.spin(ready, || deadline > 0 && now_ns() >= deadline) {
-        w.end();
+    if spin(ready, || deadline > 0 && now_ns() >= deadline) {
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
     count.fetch_add(1, SeqCst);
@@ -71,9 +69,6 @@ pub(super) fn wait(
         }
     };
     woken(conn, bits, count);
-    if r.is_ok() {
-        w.end();
-    }
     r
 }
 
