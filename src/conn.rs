@@ -99,8 +99,10 @@ pub struct Local {
     pub tx_inflight: AtomicU32,
     /// Threads that are inside a receiving system call.
     pub rx_inflight: AtomicU32,
-    /// Threads that wait in the kernel for the socket to become readable.
+    /// Threads that wait in the kernel for the socket to become readable; see also [`Local::is_peeked`].
     pub peekers: AtomicU32,
+    /// Of the record that this one took the connection over from, in whose name threads may still wait.
+    pub former: AtomicPtr<Local>,
     /// Threads asleep until readable / writable.
     pub fut_rx: AtomicU32,
     /// See `fut_rx`.
@@ -128,8 +130,16 @@ impl Local {
             .any(|w| w.load(SeqCst) != 0)
     }
 
+    /// Whether threads wait in the kernel for the socket to become readable, which the mark is to wake.
+    pub fn is_peeked(&self) -> bool {
+        // SAFETY: null, or a record's part, which is never freed.
+        let former = unsafe { self.former.load(SeqCst).as_ref() };
+        self.peekers.load(SeqCst) > 0 || former.is_some_and(|f| f.peekers.load(SeqCst) > 0)
+    }
+
     /// For a new connection, or in a forked child: nobody is inside a call, nothing was asked.
     pub fn clear_counts(&self) {
+        self.former.store(core::ptr::null_mut(), Relaxed);
         for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.asked] {
             w.store(0, Relaxed);
         }
@@ -943,6 +953,7 @@ impl Conn {
         let (to, from) = (self.local(), old.local());
         to.fd.store(from.fd.load(Relaxed), Relaxed);
         to.fds.store(from.fds.load(Relaxed), Relaxed);
+        to.former.store((&raw const *from).cast_mut(), SeqCst);
     }
 
     /// Copies the paths into what others see.

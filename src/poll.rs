@@ -240,12 +240,13 @@ impl Call<'_> {
             }
         }
         self.settle();
-        let managed = |conns: &[Option<&'static Conn>]| conns.iter().flatten().any(|c| c.is_ours());
         let (conns, fds) = (&*self.conns, &*self.fds);
+        // By number: a connection may get another record meanwhile.
+        let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(|c| c.is_ours()));
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
-        let r = if managed(conns) { Ok(0) } else { kernel(self.copy, timeout_ns, mask, Some(how)) };
-        let again = managed(conns);
+        let r = if managed() { Ok(0) } else { kernel(self.copy, timeout_ns, mask, Some(how)) };
+        let again = managed();
         end();
         let got = r?;
         if again {

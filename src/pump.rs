@@ -246,12 +246,12 @@ fn receive(b: &mut Both, fd: i32) -> bool {
         RxPath::Armed => match front(&mut b.rx) {
             // While others wait in the kernel for the socket to become readable, the mark is theirs to
             // find: once it were gone they would sleep on.
-            Front::Mark if conn.local().peekers.load(SeqCst) == 0 => {
+            Front::Mark if !conn.local().is_peeked() => {
                 take_mark(b, fd);
                 true
             }
             // The rest may have no room in the socket's buffer until these few bytes have left it.
-            Front::Part(n) if conn.local().peekers.load(SeqCst) == 0 => {
+            Front::Part(n) if !conn.local().is_peeked() => {
                 let mut buf = [0u8; MARK_LEN];
                 // SAFETY: `buf` has room; so many bytes were just seen in the socket's queue.
                 let got = unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), n.min(MARK_LEN), QUIET) };

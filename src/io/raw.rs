@@ -164,9 +164,12 @@ fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errn
 
 /// A thread waits in the kernel no more.
 pub fn end_peek(conn: &Conn) {
-    if conn.local().peekers.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
-        // The mark was left for us.
-        conn.ask(ask::PUMP);
+    if conn.local().peekers.fetch_sub(1, SeqCst) == 1 {
+        // The mark was left for us. It may have another record by now.
+        match table::conn(conn.local().fd.load(Relaxed)) {
+            Some(c) if c.phase() == Phase::Managed => c.ask(ask::PUMP),
+            _ => {}
+        }
     }
 }
 

@@ -103,6 +103,30 @@ fn a_mark_may_come_in_parts() {
     conn.set_phase(Phase::Closed);
 }
 
+/// A thread waits in the kernel while its connection gets another record: the mark, which alone will wake it, is
+/// left to it.
+#[test]
+fn a_mark_wakes_who_waits_in_the_name_of_a_former_record() {
+    let slot = Slot::default();
+    let (old, _other, _theirs) = armed(&slot);
+    let (conn, _ours, mut theirs) = armed(&slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    old.local().peekers.store(1, SeqCst);
+    let fd = conn.local().fd.load(Relaxed);
+    conn.take_over(old);
+    conn.local().fd.store(fd, Relaxed);
+    theirs.write_all(&wire::mark(&NONCE)).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::run(&mut conn.lock_both());
+    assert_eq!(front(&mut conn.lock_rx()), Front::Mark);
+    end_peek(old);
+    pump::run(&mut conn.lock_both());
+    assert_eq!(conn.lock_rx().path(), RxPath::Ring);
+    for c in [old, conn] {
+        c.set_phase(Phase::Closed);
+    }
+}
+
 #[test]
 fn a_stream_that_ends_after_a_part_of_the_mark_is_a_reset() {
     let slot = Slot::default();
