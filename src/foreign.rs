@@ -99,7 +99,13 @@ pub fn fetch(c: &Conn) {
         return;
     }
     c.stats().gen.fetch_or(1, Relaxed);
-    ask_ancestors(c.local().fd.load(Relaxed));
+    let fd = c.local().fd.load(Relaxed);
+    ask_ancestors(fd);
+    // What went through it before is for others to report.
+    if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+        c.tx_tcp.store(tx, Relaxed);
+        c.rx_tcp.store(rx, Relaxed);
+    }
     c.set_phase(Phase::Plain);
 }
 

@@ -206,9 +206,11 @@ pub fn read_kernel_counts(c: &Conn, fd: i32) {
         return;
     }
     if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+        // What it had counted when we stopped to is in the record: that may include marks and repeated bytes, which
+        // are not the program's, and what another process has moved and counted.
         let s = c.stats();
-        s.tx_bytes_tcp.store(tx.saturating_sub(s.tx_bytes_ring.load(Relaxed)), Relaxed);
-        s.rx_bytes_tcp.store(rx.saturating_sub(s.rx_bytes_ring.load(Relaxed)), Relaxed);
+        s.tx_bytes_tcp.fetch_add(tx.saturating_sub(c.tx_tcp.swap(tx, Relaxed)), Relaxed);
+        s.rx_bytes_tcp.fetch_add(rx.saturating_sub(c.rx_tcp.swap(rx, Relaxed)), Relaxed);
     }
 }
 
