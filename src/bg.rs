@@ -21,6 +21,7 @@ use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 mod guests;
+mod held;
 mod search;
 mod sight;
 mod unseen;
@@ -268,6 +269,8 @@ struct Bg {
     later: Vec<(&'static Conn, u32, i64)>,
     /// Connections for which the program may wait out of sight.
     suspects: Vec<sight::Suspect>,
+    /// Connections with bytes of which the peer is to be told in a while.
+    corked: Vec<held::Corked>,
     /// Where they come, or -1.
     home: c_int,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
@@ -308,6 +311,7 @@ impl Bg {
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
             suspects: Vec::new(),
+            corked: Vec::new(),
             home: -1,
             guests: HashMap::new(),
         };
@@ -373,7 +377,7 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at();
+        let mut at = self.suspects_at().min(self.held_at());
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -408,6 +412,9 @@ impl Bg {
             }
             if what & ask::SUSPECT != 0 {
                 self.suspect(conn);
+            }
+            if what & ask::HELD != 0 {
+                self.watch_held(conn);
             }
             if what & ask::PUMP != 0 {
                 self.stir(conn);
@@ -544,6 +551,7 @@ impl Bg {
             self.unsettle(c, gen);
         }
         self.question_suspects(now);
+        self.release_held(now);
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }

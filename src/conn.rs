@@ -74,6 +74,8 @@ pub mod ask {
     pub const ENDING: u32 = 16;
     /// See whether the program waits for it out of sight.
     pub const SUSPECT: u32 = 32;
+    /// Tell the peer of what is held back, in a while.
+    pub const HELD: u32 = 64;
 }
 
 /// What this process alone knows: who waits here.
@@ -173,6 +175,12 @@ pub struct Conn {
     pub suspected: AtomicBool,
     /// A send found the ring full.
     pub nospace: AtomicBool,
+    /// `TCP_CORK`.
+    pub corked: AtomicBool,
+    /// Bytes in the ring of which the peer was not told; see `io/held.rs`.
+    pub held: AtomicU32,
+    /// The background thread looks after them.
+    pub held_watched: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
     pub linger0: AtomicBool,
     /// The peer has our nonce and waits for its mark.
@@ -375,6 +383,8 @@ impl Conn {
             &mut self.nospace,
             &mut self.out_of_sight,
             &mut self.suspected,
+            &mut self.corked,
+            &mut self.held_watched,
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
@@ -391,6 +401,7 @@ impl Conn {
             &mut self.next_try,
             &mut self.end,
             &mut self.hinted,
+            &mut self.held,
             &mut self.slot,
             &mut self.upgrade_no,
         ] {

@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
-use crate::{arena, bg, chaos, config, epoll, fdhigh, process, pump, visit};
+use crate::{arena, bg, chaos, config, epoll, fdhigh, io, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
 
@@ -594,12 +594,24 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         process::give_up(c, Why::Feature);
         return Outcome::Bypass;
     }
-    if level != libc::SOL_SOCKET {
+    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
+    if level != libc::SOL_SOCKET && !tcp {
         return Outcome::Bypass;
     }
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
+        return outcome(r);
+    }
+    if tcp {
+        // SAFETY: the kernel has just read it.
+        let on = unsafe { (val as *const c_int).read_unaligned() } != 0;
+        if name == libc::TCP_CORK {
+            c.corked.store(on, SeqCst);
+        }
+        if on == (name == libc::TCP_NODELAY) {
+            io::release(c);
+        }
         return outcome(r);
     }
     match name {

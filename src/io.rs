@@ -25,11 +25,14 @@ use libc::{c_int, c_void, iovec, msghdr};
 
 mod armed;
 mod away;
+mod held;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
 pub use armed::{before_mark, front, mark_is_there, Front};
 use away::{recv_away, send_away};
+use held::hold;
+pub use held::release;
 pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
 use wait::wait;
@@ -605,8 +608,11 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
         match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
                 conn.in_sight();
-                conn.tell_peer(WANT_RX, FUTEX_RX);
-                if n >= b.len() {
+                let last = n >= b.len();
+                if !(last && hold(conn, n, flags)) {
+                    conn.tell_peer(WANT_RX, FUTEX_RX);
+                }
+                if last {
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 b.skip += n;
@@ -615,6 +621,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if !may_wait => {
+                release(conn);
                 conn.sent_away();
                 ask_for_room(conn);
                 return Step::Return(Outcome::Fail(libc::EAGAIN));

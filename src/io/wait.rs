@@ -17,6 +17,7 @@ pub(super) fn wait(
     let (bits, count): (u32, &AtomicU32) =
         if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
     conn.in_sight();
+    release(conn);
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
