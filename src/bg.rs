@@ -114,6 +114,11 @@ pub fn watch_instead(old: c_int, new: c_int, conn: &Conn) {
     }
 }
 
+/// Where the thread waits for completion channels.
+pub fn channels_place() -> (c_int, u64) {
+    (EPFD.load(Acquire), token::VERBS)
+}
+
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
     STATE.store(0, Relaxed);
@@ -349,6 +354,7 @@ impl Bg {
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
             bell::sleep_end(0);
             link::drain_hints(0);
+            let mut rang = false;
             for ev in &evs[..n.unwrap_or(0)] {
                 let t = ev.u64;
                 match t & 7 {
@@ -360,7 +366,7 @@ impl Bg {
                     token::CALLER => self.hear((t >> 3) as c_int),
                     // SAFETY: links are never freed.
                     token::LINK => self.hear_link(unsafe { &*((t & !7) as *const Link) }),
-                    token::VERBS => {}
+                    token::VERBS => rang = true,
                     // SAFETY: connections are never freed.
                     _ => self.stir(unsafe { &*(t as *const Conn) }),
                 }
@@ -368,7 +374,7 @@ impl Bg {
             if SEND_BELLS.swap(false, SeqCst) {
                 self.tell_bells();
             }
-            self.rdma_events();
+            self.rdma_events(rang);
             self.inbox();
             self.timers();
             self.answer_guests();

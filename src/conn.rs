@@ -917,7 +917,8 @@ impl Conn {
         self.epoch.fetch_add(1, SeqCst);
         let local = self.local();
         // A process that visits it sleeps on the same word.
-        if local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst) > 0 || self.visited.load(SeqCst) {
+        let sleepers = local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst);
+        if sleepers > 0 && sleepers > crate::remote::rouse(self) || self.visited.load(SeqCst) {
             futex_wake(&self.epoch, i32::MAX);
         }
         let _g = local.lock.lock();

@@ -230,6 +230,7 @@ pub fn number_closed(s: &'static Set, fd: c_int) {
 }
 
 fn closed(s: &'static Set) {
+    remote::leave_set(s as *const Set as usize);
     let mut gone = Vec::new();
     {
         let _g = s.lock.lock();

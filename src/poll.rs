@@ -94,13 +94,13 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     }
     let since = Since::now();
     if n < SMALL {
-        let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; SMALL];
+        let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; SMALL + remote::GUARDED];
         let mut conns = [None; SMALL];
-        Call { fds, copy: &mut copy[..n + 1], conns: &mut conns[..n], since }.run(timeout_ns, mask)
+        Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
     } else {
         // A handler that came in the middle of the allocator could not use it.
         let critical = Critical::new();
-        let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1];
+        let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1 + remote::GUARDED];
         let mut conns = vec![None; n];
         drop(critical);
         let o = Call { fds, copy: &mut copy, conns: &mut conns, since }.run(timeout_ns, mask);
@@ -112,7 +112,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
 
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// What the kernel is asked; the last one is the bell's.
+    /// What the kernel is asked; after the program's come the bell's, and those of completion channels.
     copy: &'a mut [pollfd],
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
@@ -133,7 +133,7 @@ impl Call<'_> {
             self.copy[i] = pollfd { fd: if hidden { -1 } else { p.fd }, events: p.events, revents: 0 };
         }
         let last = self.fds.len();
-        self.copy[last] = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+        self.copy[last..].fill(pollfd { fd: -1, events: libc::POLLIN, revents: 0 });
         managed
     }
 
@@ -152,6 +152,11 @@ impl Call<'_> {
             n += (p.revents != 0) as usize;
         }
         n
+    }
+
+    /// What the kernel is asked, without completion channels.
+    fn asked(&mut self) -> &mut [pollfd] {
+        &mut self.copy[..self.fds.len() + 1]
     }
 
     /// Makes epoll sets among the fds show what they have.
@@ -189,7 +194,7 @@ impl Call<'_> {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
                 self.settle();
-                return match kernel(self.copy, 0, core::ptr::null(), None) {
+                return match kernel(self.asked(), 0, core::ptr::null(), None) {
                     Ok(_) => {
                         let n = self.theirs();
                         done(n + self.ours())
@@ -197,7 +202,7 @@ impl Call<'_> {
                     Err(e) => Outcome::Fail(e),
                 };
             }
-            let copy = &mut *self.copy;
+            let copy = &mut self.copy[..self.fds.len() + 1];
             let (fds, conns) = (&*self.fds, &*self.conns);
             let mut kernel_has = false;
             let hit = spin(
@@ -214,7 +219,7 @@ impl Call<'_> {
             );
             if hit {
                 if self.ours() > 0 || kernel_has || left() == 0 {
-                    let _ = kernel(self.copy, 0, core::ptr::null(), None);
+                    let _ = kernel(self.asked(), 0, core::ptr::null(), None);
                     let n = self.theirs();
                     let n = n + self.ours();
                     if n > 0 || left() == 0 {
@@ -245,7 +250,7 @@ impl Call<'_> {
         let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(|c| c.is_ours()));
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
-        let r = if managed() { Ok(0) } else { kernel(self.copy, timeout_ns, mask, Some(how)) };
+        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len() + 1], timeout_ns, mask, Some(how)) };
         let again = managed();
         end();
         let got = r?;
@@ -256,7 +261,7 @@ impl Call<'_> {
         let sets = self.copy.iter().filter(|k| k.revents != 0 && epoll::is_managing(k.fd)).count();
         if sets > 0 {
             self.settle();
-            let n = kernel(self.copy, 0, core::ptr::null(), None)?;
+            let n = kernel(self.asked(), 0, core::ptr::null(), None)?;
             if n == 0 && got > 0 && timeout_ns != 0 {
                 return Ok(None);
             }
@@ -289,7 +294,12 @@ impl Call<'_> {
             }
             c.arm(bits, c.bell_for(bell.unwrap_or(0)));
         }
-        let mut remotes = remote::before_sleep();
+        let far = bell.is_some() && self.hidden().any(|(_, c)| c.remote().is_some());
+        let mut remotes = remote::before_sleep(if far { remote::Place::Poll } else { remote::Place::Elsewhere });
+        let last = self.fds.len();
+        for (to, fd) in self.copy[last + 1..].iter_mut().zip(remotes.fds()) {
+            to.fd = *fd;
+        }
         let still = self.hidden().all(|(_, c)| c.is_ours());
         let r = if !still || self.ours() > 0 {
             Ok(1)
@@ -302,7 +312,7 @@ impl Call<'_> {
             } else {
                 timeout_ns.min(1_000_000)
             };
-            let (copy, conns) = (&mut *self.copy, &*self.conns);
+            let (copy, conns) = (&mut self.copy[..last + 1 + remotes.fds().len()], &*self.conns);
             let mut end = || {
                 remotes.end();
                 wake(bell, conns);
@@ -313,8 +323,12 @@ impl Call<'_> {
                 r => r,
             }
         };
+        if self.copy[last + 1..].iter().any(|p| p.revents != 0) {
+            remote::hear();
+        }
+        remotes.end();
         wake(bell, self.conns);
-        self.copy[self.fds.len()].fd = -1;
+        self.copy[last..].fill(pollfd { fd: -1, events: libc::POLLIN, revents: 0 });
         match r {
             Ok(0) => Ok(self.ours() > 0),
             Ok(_) => Ok(true),

@@ -6,15 +6,15 @@
 //! first has something to gain from it. All that it offers is plain C, so the
 //! two need not come from the same compiler; [`VERSION`] says whether they fit.
 //!
-//! Except for `post`, `post_recv`, `poll` and `arm`, which any thread may
-//! call, the functions are for one thread: the background thread.
+//! Except for `post`, `post_recv`, `poll`, `arm` and `heard`, which any thread
+//! may call, the functions are for one thread: the background thread.
 
 use crate::log::{log, Level};
 use core::ffi::{c_char, c_int, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -87,6 +87,22 @@ impl Default for Memory {
     }
 }
 
+/// Where a completion queue that was armed tells of completions.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Channel {
+    /// Readable while there is something to hear.
+    pub fd: c_int,
+    /// For `heard`, until the last queue pair that has it is closed.
+    pub handle: *mut c_void,
+}
+
+impl Default for Channel {
+    fn default() -> Self {
+        Channel { fd: -1, handle: core::ptr::null_mut() }
+    }
+}
+
 /// What a queue pair offers.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -115,8 +131,6 @@ pub enum What {
     Unreachable = 5,
     /// The peer is gone, or the device is, or the queue pair has failed.
     Lost = 6,
-    /// Completions wait.
-    Completions = 7,
 }
 
 /// See [`What`].
@@ -190,6 +204,10 @@ pub struct Api {
     pub dial: unsafe extern "C" fn(*mut c_void, *const [u8; 16], *const [u8; 16], u16, u64, *mut *mut c_void) -> c_int,
     /// Makes the queue pair of a request or a routed connection: so many writes under way, so many receives.
     pub open: unsafe extern "C" fn(*mut c_void, u32, u32, u64, *mut Limits) -> c_int,
+    /// The channel of a queue pair that is open.
+    pub channel: unsafe extern "C" fn(*mut c_void, *mut Channel),
+    /// Takes an event from a channel, never waiting: 1 and the token of the queue pair, or 0.
+    pub heard: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
     /// Registers memory for a queue pair that is open. The last but one: whether the peer may write.
     pub register: unsafe extern "C" fn(*mut c_void, *mut u8, usize, c_int, *mut Memory) -> c_int,
     /// Ends a registration.

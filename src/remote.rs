@@ -17,7 +17,7 @@
 use crate::conn::Conn;
 use crate::layout::*;
 use crate::link::Msg;
-use crate::provider::{Api, Limits, Memory, Write};
+use crate::provider::{Api, Channel, Limits, Memory, Write};
 use crate::shm::{self, Map};
 use crate::side::Side;
 use crate::sync::Lock;
@@ -26,11 +26,15 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+mod guard;
 mod poll;
 mod post;
 
-pub use poll::{before_sleep, progress, spun, Asleep};
+pub use guard::{
+    before_sleep, hear, hear_in, interrupted, leave_set, link_is, rouse, Asleep, Looks, Place, CHANNELS as GUARDED,
+};
 pub(crate) use poll::{count, reset_after_fork};
+pub use poll::{progress, spun};
 
 /// Receives that are kept posted: what the peer may have sent, and we not taken from the completion queue.
 pub const RECEIVES: u32 = 256;
@@ -201,6 +205,10 @@ pub struct Remote {
     id: AtomicPtr<c_void>,
     /// The process that may use it.
     pid: u32,
+    /// What its completion queue is called in events of the channel.
+    token: u64,
+    /// Where that tells of completions.
+    pub channel: Channel,
     inline: u32,
     writes: u64,
     /// Our segment, and the mirror of the peer's.
@@ -323,6 +331,8 @@ impl Half {
             (*remote).api = api;
             (*remote).id = AtomicPtr::new(id);
             (*remote).pid = crate::process::pid();
+            (*remote).token = token;
+            (api.channel)(id, &raw mut (*remote).channel);
             (*remote).inline = limits.inline;
             (*remote).writes = u64::from(limits.writes).min(WRITES as u64);
             (*remote).seg = side.base();

@@ -183,6 +183,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
     if put_off || !is_handler(handler) {
         return;
     }
+    crate::remote::interrupted();
     me(|t| {
         t.handled.fetch_add(1, Relaxed);
         if flags & libc::SA_RESTART == 0 {

@@ -23,6 +23,8 @@ pub struct Thread {
     pub(crate) hard: AtomicU32,
     /// The system call in which it sleeps is ended by every signal.
     pub(crate) any: Cell<bool>,
+    /// It waits for completion channels: see `remote::guard`. 0, or 1 and since when.
+    pub(crate) guards: Cell<u64>,
     /// Its call came by `syscall()`, which is no cancellation point.
     pub(crate) uncancellable: Cell<bool>,
 }
@@ -38,6 +40,7 @@ thread_local! {
             handled: AtomicU32::new(0),
             hard: AtomicU32::new(0),
             any: Cell::new(false),
+            guards: Cell::new(0),
             uncancellable: Cell::new(false),
         }
     };

@@ -8,8 +8,6 @@ use super::*;
 use crate::provider::{self, Api, Event, Options, What};
 use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 
-/// Pauses between looks at a completion queue that is not armed because threads look at it.
-const LOOK_NS: i64 = MS;
 /// How long a host that could not be reached by RDMA is left alone: at first, and at most.
 const IN_VAIN_NS: i64 = 1_000 * MS;
 const IN_VAIN_LONGEST_NS: i64 = 60_000 * MS;
@@ -82,8 +80,7 @@ pub(super) struct Rdma {
     started: Option<(Option<&'static Api>, usize)>,
     places: HashMap<u64, Place>,
     last: u64,
-    /// When to look at queues that are not armed; 0: never.
-    look_at: i64,
+    looks: remote::Looks,
     /// Hosts that could not be reached, until when that is believed, and for how long it was.
     in_vain: HashMap<[u8; 16], (i64, i64)>,
     /// Connections that have been on a link which was lost: how often they were looked for since, and when
@@ -96,7 +93,7 @@ pub(super) struct Rdma {
 impl Rdma {
     /// When something is due.
     pub(super) fn due(&self) -> i64 {
-        let mut at = if self.look_at > 0 { self.look_at } else { i64::MAX };
+        let mut at = if self.looks.at > 0 { self.looks.at } else { i64::MAX };
         for p in self.places.values() {
             if let Place::Dial { until, .. } | Place::Answer { until, .. } = p {
                 at = at.min(*until);
@@ -309,8 +306,9 @@ impl Bg {
         }
     }
 
-    /// Whatever the provider has to tell, messages that have come, and what is due.
-    pub(super) fn rdma_events(&mut self) {
+    /// Whatever the provider has to tell, messages that have come, and what is due. `rang`: perhaps a
+    /// completion channel has something.
+    pub(super) fn rdma_events(&mut self, rang: bool) {
         let Some((Some(api), state)) = self.rdma.started else { return };
         if state == 0 {
             return;
@@ -318,21 +316,14 @@ impl Bg {
         let spinning = remote::spun();
         let mut e = Event::default();
         // SAFETY: a state of the provider's.
-        while unsafe { (api.event)(state as *mut c_void, &mut e) } == 1 {
-            self.rdma_event(api, &e, spinning);
+        while rang && unsafe { (api.event)(state as *mut c_void, &mut e) } == 1 {
+            self.rdma_event(api, &e);
         }
+        self.rdma.looks.look(rang, spinning);
         let now = now_ns();
-        let mut again = false;
-        let look = self.rdma.look_at > 0 && self.rdma.look_at <= now;
         for l in self.links.clone() {
             let Some(r) = l.remote() else { continue };
-            if look {
-                again |= r.woken(spinning);
-            }
             self.hear_remote(l, r);
-        }
-        if look {
-            self.rdma.look_at = if again { now + LOOK_NS } else { 0 };
         }
         self.rdma_look_again(now);
         let late: Vec<u64> = self
@@ -392,21 +383,9 @@ impl Bg {
         }
     }
 
-    fn rdma_event(&mut self, api: &'static Api, e: &Event, spinning: bool) {
-        if e.what != What::Completions {
-            log(Level::Debug, format_args!("RDMA: {:?}, status {}", e.what, e.status));
-        }
+    fn rdma_event(&mut self, api: &'static Api, e: &Event) {
+        log(Level::Debug, format_args!("RDMA: {:?}, status {}", e.what, e.status));
         match e.what {
-            What::Completions => {
-                if let Some(Place::Link(l)) = self.rdma.places.get(&e.token) {
-                    let l = *l;
-                    if let Some(r) = l.remote() {
-                        if r.woken(spinning) {
-                            self.rdma.look_at = now_ns() + LOOK_NS;
-                        }
-                    }
-                }
-            }
             What::Request => self.rdma_request(api, e),
             What::Routed => self.rdma_routed(api, e),
             What::Established => self.rdma_established(e),
@@ -537,8 +516,12 @@ impl Bg {
         self.rdma.places.insert(token, Place::Link(l));
         self.rdma.asked.remove(&key(l));
         remote::count(true);
+        let (api, _) = self.provider()?;
         if let Some(r) = l.remote() {
-            r.woken(false);
+            if !remote::link_is(api, r.channel, true) {
+                self.lost(l);
+                return None;
+            }
             self.hear_remote(l, r);
         }
         log(Level::Info, format_args!("a verbs link is up"));
@@ -571,6 +554,10 @@ impl Bg {
 
     /// A link to another host has failed: takes what has arrived, and ends it.
     pub(super) fn rdma_lost(&mut self, l: &'static Link, r: &Remote) {
+        if let Some((api, _)) = self.provider() {
+            // Its channel may be closed with it.
+            remote::link_is(api, r.channel, false);
+        }
         r.poll(true);
         while let Some(m) = r.next_message() {
             if m.kind == kind::DETACH {

@@ -62,6 +62,7 @@ impl Set {
             }
         };
         if new {
+            remote::leave_set(self as *const Set as usize);
             EXPOSED.with(|sets| sets.push(self));
             self.settle();
         }

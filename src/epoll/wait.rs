@@ -193,6 +193,10 @@ impl Set {
             return self.look_kernel(evs, max);
         }
         let kept = self.without_token(evs, n);
+        if kept < n {
+            // The bell's event, or a completion channel's.
+            remote::hear_in(self as *const Set as usize);
+        }
         if kept < n && self.exposed.load(Relaxed) {
             bell::clear(self.bell.load(Relaxed));
         }
@@ -324,7 +328,15 @@ impl Set {
             let mut asleep = Ok(0);
             if !hit {
                 bell::sleep_begin(b);
-                let mut remotes = remote::before_sleep();
+                let place = if self.exposed.load(SeqCst) {
+                    remote::Place::Elsewhere
+                } else {
+                    remote::Place::Set(self as *const Set as usize, self.epfd.load(Relaxed), self.token.load(Relaxed))
+                };
+                let mut remotes = remote::before_sleep(place);
+                if self.exposed.load(SeqCst) {
+                    remote::leave_set(self as *const Set as usize);
+                }
                 link::drain_hints(b);
                 if self.listed.load(SeqCst) == 0 {
                     let mut end = || {

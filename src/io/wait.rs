@@ -1,6 +1,7 @@
 //! The sleep of a call that has to wait for the other end of a ring.
 
 use super::*;
+use crate::bell;
 use crate::sync::{full_fence, timespec_of, WaitV};
 use core::sync::atomic::AtomicBool;
 
@@ -27,9 +28,13 @@ pub(super) fn wait(
     count.fetch_add(1, SeqCst);
     let r = loop {
         let epoch = conn.epoch.load(SeqCst);
+        if epoch != first {
+            break Ok(());
+        }
         let (word, value) = match conn.peer() {
-            Some(p) => (&raw const p.wake, p.wake.load(SeqCst)),
-            None => (&raw const conn.epoch, epoch),
+            Some(p) if conn.remote_pid.load(Relaxed) == 0 => (&raw const p.wake, p.wake.load(SeqCst)),
+            // News from another host is this process's own to tell.
+            _ => (&raw const conn.epoch, epoch),
         };
         if let Some(own) = conn.own() {
             if to_write {
@@ -45,14 +50,16 @@ pub(super) fn wait(
         if !table::is(fd, conn) {
             break Err(libc::EBADF);
         }
-        let mut asleep = remote::before_sleep();
+        let place = if conn.remote().is_some() { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
+        let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
-        if !conn.is_managed() || epoch != first || if to_write { conn.writable() } else { conn.readable() } {
+        if !conn.is_managed() || if to_write { conn.writable() } else { conn.readable() } {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
             break Err(libc::EAGAIN);
         }
+        let guards = (!asleep.fds().is_empty()).then(|| Guarding::new(&asleep));
         let mut if_left = || {
             asleep.end();
             woken(conn, bits, count);
@@ -60,12 +67,18 @@ pub(super) fn wait(
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };
         let words = [(word, value), (&raw const conn.epoch, epoch)];
-        let r = futex_sleep(words, conn.is_inherited(), deadline, how);
+        let r = match guards {
+            // Whoever notifies after this look rings the bell.
+            Some(_) if conn.epoch.load(SeqCst) != epoch => Ok(0),
+            Some(g) => g.sleep(deadline, how),
+            None => futex_sleep(words, conn.is_inherited(), deadline, how),
+        };
         if conn.is_inherited() {
             // The background thread that watched it was another process's, which is dead.
             pump::quick(conn);
         }
-        if r == Err(libc::EINTR) {
+        // The kernel's `poll` is ended by handlers that let other calls go on.
+        if r == Err(libc::EINTR) && since.is_over(deadline > 0 || begun) {
             break Err(libc::EINTR);
         }
     };
@@ -83,6 +96,43 @@ fn woken(conn: &Conn, bits: u32, count: &AtomicU32) {
                 own.want.fetch_or(bits, SeqCst);
             }
         }
+    }
+}
+
+/// What a thread sleeps on that is the guard of the completion channels: the channels, and a bell.
+struct Guarding {
+    fds: [libc::pollfd; remote::GUARDED + 1],
+    n: usize,
+    bell: u32,
+}
+
+impl Guarding {
+    fn new(asleep: &remote::Asleep) -> Guarding {
+        let mut g = Guarding {
+            fds: [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; remote::GUARDED + 1],
+            n: asleep.fds().len() + 1,
+            bell: asleep.bell(),
+        };
+        g.fds[0].fd = bell::fd(g.bell);
+        for (to, fd) in g.fds[1..].iter_mut().zip(asleep.fds()) {
+            to.fd = *fd;
+        }
+        g
+    }
+
+    fn sleep(mut self, deadline: i64, how: Sleep) -> sys::SysResult {
+        let ts = timespec_of(deadline - now_ns());
+        let tsp = if deadline > 0 { &raw const ts as usize } else { 0 };
+        let args = [self.fds.as_mut_ptr() as usize, self.n, tsp, 0, 8, 0];
+        // SAFETY: `fds` is writable, and outlives the call as `ts` does.
+        let r = unsafe { signals::sleep(libc::SYS_ppoll, args, how) };
+        if self.fds[0].revents != 0 {
+            bell::clear(self.bell);
+        }
+        if self.fds[1..].iter().any(|p| p.revents != 0) {
+            remote::hear();
+        }
+        r
     }
 }
 

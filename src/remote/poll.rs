@@ -4,15 +4,13 @@ use super::*;
 use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
 use crate::link;
 use crate::provider::Done;
-use crate::sync::futex_wake;
+use core::mem::MaybeUninit;
 
 /// Completions that are taken at a time.
 const BATCH: usize = 16;
 
 /// Links of this kind that this process has.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
-/// Threads that sleep, or are about to.
-static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Somebody has looked at completion queues without sleeping.
 static SPUN: AtomicBool = AtomicBool::new(false);
 
@@ -37,42 +35,16 @@ pub fn spun() -> bool {
     SPUN.swap(false, AcqRel)
 }
 
-/// A thread that sleeps, or is about to.
-pub struct Asleep(bool);
-
-impl Asleep {
-    /// The thread sleeps no more. For one that does not come back, and drops nothing.
-    pub fn end(&mut self) {
-        if core::mem::take(&mut self.0) {
-            SLEEPERS.fetch_sub(1, SeqCst);
-        }
-    }
-}
-
-impl Drop for Asleep {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Sees to it that what comes from now on wakes the background thread, which wakes others, and takes what
-/// has come. To be called before the last look, and kept while the caller sleeps.
-pub fn before_sleep() -> Asleep {
-    if ACTIVE.load(SeqCst) == 0 {
-        return Asleep(false);
-    }
-    SLEEPERS.fetch_add(1, SeqCst);
-    link::each_remote(|r| {
-        r.arm(!r.waiting.is_empty());
-        r.poll(true);
-    });
-    Asleep(true)
-}
-
 /// In a forked child: no link is its.
 pub(crate) fn reset_after_fork() {
     ACTIVE.store(0, Relaxed);
-    SLEEPERS.store(0, Relaxed);
+    super::guard::reset_after_fork();
+}
+
+/// Whether this process has any.
+#[inline]
+pub(super) fn is_active() -> bool {
+    ACTIVE.load(SeqCst) != 0
 }
 
 /// There is one more link, or one less.
@@ -113,12 +85,6 @@ impl News {
     fn tell(&self) {
         for (c, what) in self.list[..self.n].iter().flatten() {
             if what & LOOK != 0 {
-                if c.local().fut_rx.load(SeqCst) + c.local().fut_tx.load(SeqCst) > 0 {
-                    if let Some(p) = c.peer() {
-                        p.wake.fetch_add(1, SeqCst);
-                        futex_wake(&p.wake, i32::MAX);
-                    }
-                }
                 c.notify();
             }
             if what & WISH != 0 {
@@ -161,10 +127,10 @@ impl Remote {
         if id.is_null() || free == 0 {
             return 0;
         }
-        let mut done = [Done::default(); BATCH];
+        let mut done = [const { MaybeUninit::<Done>::uninit() }; BATCH];
         let keep = crate::sys::Kept::new();
         // SAFETY: live under `poll_lock`; room for as many as are asked for.
-        let n = unsafe { (self.api().poll)(id, done.as_mut_ptr(), (free as usize).min(BATCH) as i32) };
+        let n = unsafe { (self.api().poll)(id, done.as_mut_ptr().cast(), (free as usize).min(BATCH) as i32) };
         if n <= 0 {
             drop(keep);
             if n < 0 {
@@ -176,6 +142,8 @@ impl Remote {
         let p = unsafe { &mut *self.poll.get() };
         let mut received = 0;
         for d in &done[..n as usize] {
+            // SAFETY: written by the provider.
+            let d = unsafe { d.assume_init_ref() };
             if d.status != 0 {
                 self.fail();
             } else if d.received == 0 {
@@ -330,7 +298,7 @@ impl Remote {
         true
     }
 
-    /// Asks for the background thread to be woken by what comes, if that is not so yet. True: it was not.
+    /// Asks for the channel's guard to be woken by what comes, if that is not so yet. True: it was not.
     pub fn arm(&self, any: bool) -> bool {
         let want = 1 + u32::from(any);
         if self.armed.load(SeqCst) >= want || self.armed.fetch_max(want, SeqCst) >= want {
@@ -348,18 +316,5 @@ impl Remote {
 
     fn poll_lock_unless_mine(&self) -> Option<crate::sync::Guard<'_>> {
         (!self.poll_lock.held_by_me()).then(|| self.poll_lock.lock())
-    }
-
-    /// The completion queue has woken the background thread. True: it is not armed again, because threads
-    /// look at it all the time.
-    pub fn woken(&self, spinning: bool) -> bool {
-        self.armed.store(0, SeqCst);
-        self.poll(true);
-        if spinning && SLEEPERS.load(SeqCst) == 0 {
-            return true;
-        }
-        self.arm(!self.waiting.is_empty());
-        self.poll(true);
-        false
     }
 }

@@ -31,7 +31,7 @@ impl Remote {
         }
         // It goes with the next write that is done: perhaps that is so by now.
         self.poll(false);
-        if !self.waiting.is_empty() && self.arm(true) {
+        if !self.waiting.is_empty() && super::guard::is_watched() && self.arm(true) {
             self.poll(true);
         }
     }

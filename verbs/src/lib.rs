@@ -9,8 +9,9 @@ mod host;
 use ffi::{cm, CmChannel, CmId, CompChannel, ConnParam, Context, Cq, Lib, Mr, Pd, QpCap, QpInitAttr, RecvWr, SendWr};
 use ffi::{Sge, Wc};
 use libc::{c_char, c_int, c_void};
-use ringsock_core::provider::{self, Api, Done, Event, Limits, Memory, Options, What, Write};
+use ringsock_core::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options, What, Write};
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 static TABLE: Api = Api {
@@ -21,6 +22,8 @@ static TABLE: Api = Api {
     listen,
     dial,
     open,
+    channel,
+    heard,
     register,
     forget,
     connect,
@@ -53,8 +56,16 @@ const RNR_RETRIES: u8 = 7;
 /// A device in use.
 struct Dev {
     verbs: *mut Context,
-    channel: *mut CompChannel,
+    /// A box of its own, which outlives this.
+    ear: *mut Ear,
     users: u32,
+}
+
+/// A completion channel, for threads that know nothing else of the provider.
+struct Ear {
+    channel: *mut CompChannel,
+    get: unsafe extern "C" fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int,
+    ack: unsafe extern "C" fn(*mut Cq, libc::c_uint),
 }
 
 /// The provider's state.
@@ -182,10 +193,11 @@ impl Ctx {
                 (*verbs).async_fd = (self.place)((*verbs).async_fd);
                 self.placed.push((*verbs).cmd_fd);
             }
-            self.watch((*channel).fd);
+            nonblocking((*channel).fd);
             self.watch((*verbs).async_fd);
         }
-        self.devs.push(Box::new(Dev { verbs, channel, users: 1 }));
+        let ear = Ear { channel, get: self.lib.ibv_get_cq_event, ack: self.lib.ibv_ack_cq_events };
+        self.devs.push(Box::new(Dev { verbs, ear: Box::into_raw(Box::new(ear)), users: 1 }));
         self.devs.last_mut().map(|d| &mut **d as *mut Dev)
     }
 
@@ -194,12 +206,13 @@ impl Ctx {
         self.devs[i].users -= 1;
         if self.devs[i].users == 0 {
             let d = self.devs.remove(i);
-            // SAFETY: no queue pair uses the channel any more.
+            // SAFETY: a live context.
+            self.unwatch(unsafe { (*d.verbs).async_fd });
+            // SAFETY: no queue pair uses the channel, and by the contract no thread hears of it any more.
             unsafe {
-                self.unwatch((*d.channel).fd);
-                self.unwatch((*d.verbs).async_fd);
-                (self.release)((*d.channel).fd);
-                (self.lib.ibv_destroy_comp_channel)(d.channel);
+                let ear = Box::from_raw(d.ear);
+                (self.release)((*ear.channel).fd);
+                (self.lib.ibv_destroy_comp_channel)(ear.channel);
             }
         }
     }
@@ -208,18 +221,7 @@ impl Ctx {
     fn gather(&mut self) {
         self.gather_cm();
         for i in 0..self.devs.len() {
-            let (channel, verbs) = (self.devs[i].channel, self.devs[i].verbs);
-            loop {
-                let (mut cq, mut token) = (null_mut(), null_mut());
-                // SAFETY: a live channel; events are acknowledged at once, so that queues can be destroyed.
-                unsafe {
-                    if (self.lib.ibv_get_cq_event)(channel, &mut cq, &mut token) != 0 {
-                        break;
-                    }
-                    (self.lib.ibv_ack_cq_events)(cq, 1);
-                }
-                self.queue.push_back(Event { what: What::Completions, token: token as u64, ..Event::default() });
-            }
+            let verbs = self.devs[i].verbs;
             loop {
                 let mut ev = ffi::AsyncEvent { element: null_mut(), event_type: 0 };
                 // SAFETY: a live context whose fd does not block.
@@ -476,7 +478,7 @@ unsafe extern "C" fn open(id: *mut c_void, writes: u32, receives: u32, token: u6
             return errno();
         }
         let cqe = ((writes + receives) as c_int).min(attr.max_cqe);
-        id.cq = (ctx.lib.ibv_create_cq)(verbs, cqe, token as *mut c_void, (*dev).channel, 0);
+        id.cq = (ctx.lib.ibv_create_cq)(verbs, cqe, token as *mut c_void, (*(*dev).ear).channel, 0);
         if id.cq.is_null() {
             return errno();
         }
@@ -510,6 +512,29 @@ unsafe extern "C" fn open(id: *mut c_void, writes: u32, receives: u32, token: u6
         }
     }
     errno()
+}
+
+unsafe extern "C" fn channel(id: *mut c_void, to: *mut Channel) {
+    // SAFETY: an open id of ours, so it has a device with a channel.
+    unsafe {
+        let ear = (*(*id.cast::<Id>()).dev).ear;
+        to.write(Channel { fd: (*(*ear).channel).fd, handle: ear.cast() });
+    }
+}
+
+unsafe extern "C" fn heard(channel: *mut c_void, to: *mut u64) -> c_int {
+    let (mut cq, mut token) = (null_mut(), null_mut());
+    // SAFETY: a channel that is not buried yet. The event is acknowledged at once: until then the queue that it
+    // names is not destroyed.
+    unsafe {
+        let c = &*channel.cast::<Ear>();
+        if (c.get)(c.channel, &mut cq, &mut token) != 0 {
+            return 0;
+        }
+        (c.ack)(cq, 1);
+        to.write(token as u64);
+    }
+    1
 }
 
 unsafe extern "C" fn register(id: *mut c_void, at: *mut u8, len: usize, remote: c_int, to: *mut Memory) -> c_int {
@@ -618,18 +643,17 @@ unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_int 
     // SAFETY: live objects.
     let (qp, post_send) = unsafe { ((*id.cm).qp, (*(*(*id.cm).qp).context).post_send) };
     for part in list.chunks(LIST) {
-        let mut sge = [Sge { addr: 0, length: 0, lkey: 0 }; LIST];
-        // SAFETY: zeroes are valid for both.
-        let mut wr: [SendWr; LIST] = unsafe { core::mem::zeroed() };
+        let mut sge = [const { MaybeUninit::<Sge>::uninit() }; LIST];
+        let mut wr = [const { MaybeUninit::<SendWr>::uninit() }; LIST];
         for (i, w) in part.iter().enumerate() {
-            sge[i] = Sge { addr: w.from, length: w.len, lkey: w.lkey };
+            sge[i].write(Sge { addr: w.from, length: w.len, lkey: w.lkey });
             let f = w.flags;
             let bit = |b: u32, to: u32| if f & b != 0 { to } else { 0 };
-            let next = if i + 1 < part.len() { &raw mut wr[i + 1] } else { null_mut() };
-            wr[i] = SendWr {
+            let next = if i + 1 < part.len() { wr[i + 1].as_mut_ptr() } else { null_mut() };
+            wr[i].write(SendWr {
                 wr_id: w.id,
                 next,
-                sg_list: &raw mut sge[i],
+                sg_list: sge[i].as_mut_ptr(),
                 num_sge: (w.len > 0) as c_int,
                 opcode: ffi::WR_WRITE_WITH_IMM,
                 send_flags: bit(provider::SIGNALED, ffi::SEND_SIGNALED)
@@ -639,11 +663,11 @@ unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_int 
                 remote_addr: w.to,
                 rkey: w.rkey,
                 _rest: [0; 9],
-            };
+            });
         }
         let mut bad = null_mut();
         // SAFETY: a list of valid requests whose memory is registered.
-        let r = unsafe { post_send(qp, wr.as_mut_ptr(), &mut bad) };
+        let r = unsafe { post_send(qp, wr.as_mut_ptr().cast(), &mut bad) };
         if r != 0 {
             return r.abs().max(1);
         }
@@ -677,10 +701,13 @@ unsafe extern "C" fn post_recv(id: *mut c_void, n: u32) -> c_int {
 unsafe extern "C" fn poll(id: *mut c_void, to: *mut Done, n: c_int) -> c_int {
     // SAFETY: an open id of ours.
     let cq = unsafe { (*id.cast::<Id>()).cq };
-    let mut wc = [Wc::default(); 32];
+    // Mostly there is nothing, so nothing is cleared before it is known.
+    let mut wc = [const { MaybeUninit::<Wc>::uninit() }; 32];
     // SAFETY: a live queue and room for as many completions as are asked for.
-    let got = unsafe { ((*(*cq).context).poll_cq)(cq, n.clamp(0, 32), wc.as_mut_ptr()) };
+    let got = unsafe { ((*(*cq).context).poll_cq)(cq, n.clamp(0, 32), wc.as_mut_ptr().cast()) };
     for (i, w) in wc.iter().enumerate().take(got.max(0) as usize) {
+        // SAFETY: written by the device's driver.
+        let w = unsafe { w.assume_init_ref() };
         // After a failure only number and status of a completion are valid; ids of writes are not 0.
         let received = if w.status == 0 { w.opcode == ffi::WC_RECV_WITH_IMM } else { w.wr_id == 0 };
         let d = Done {
