@@ -8,6 +8,9 @@
 //! in a row. After it a spin is tried again, because two ends that both sleep can never find out that
 //! both would have been quick.
 //!
+//! A processor that was gone for a moment without a switch to another thread was taken by an interrupt or by the
+//! machine's host, which says nothing of those who want it here.
+//!
 //! A thread that spins does not yield: to yield where somebody waits for the processor is to give away a whole
 //! turn (since Linux 6.18), and where nobody waits it is useless.
 
@@ -96,6 +99,8 @@ impl Crowd {
 
 thread_local! {
     static LUCK: Cell<Luck> = const { Cell::new(Luck::new()) };
+    /// How often this thread had lost its processor when that was looked at last.
+    static LOST: Cell<i64> = const { Cell::new(0) };
 }
 
 static CROWD: Crowd = Crowd::new();
@@ -112,6 +117,17 @@ fn cpus() -> u32 {
     let n = mask[..got / 8].iter().map(|w| w.count_ones()).sum::<u32>().max(1);
     CPUS.store(n, Relaxed);
     n
+}
+
+/// Whether others have been given this thread's processor since it was asked last.
+fn lost_processor() -> bool {
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    // SAFETY: `usage` is writable.
+    if unsafe { sys!(libc::SYS_getrusage, libc::RUSAGE_THREAD, &mut usage) }.is_err() {
+        return true;
+    }
+    LOST.replace(usage.ru_nivcsw) != usage.ru_nivcsw
 }
 
 /// Polls `done` until it is true or spinning no longer pays. `slow` is polled every few microseconds.
@@ -132,7 +148,7 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
     if budget == 0 {
         return done();
     }
-    let begun = now_ns();
+    let mut begun = now_ns();
     if auto && begun < CROWD.until.load(Relaxed).max(LUCK.get().until) {
         return done();
     }
@@ -141,6 +157,7 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         f(&mut luck);
         LUCK.set(luck);
     };
+    let mut aware = false;
     let (mut last, mut next_slow, mut next_yield) = (begun, begun + SLOW_EVERY, begun + YIELD_EVERY);
     loop {
         for _ in 0..32 {
@@ -152,8 +169,12 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         }
         let now = now_ns();
         if now - last > GAP && auto {
-            CROWD.met(now);
-            return done();
+            if lost_processor() {
+                CROWD.met(now);
+                return done();
+            }
+            // Not spun.
+            begun += now - last;
         }
         if now - begun > budget {
             learn(&|l| l.miss(now));
@@ -163,6 +184,10 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         if now > next_slow {
             if slow() {
                 return true;
+            }
+            if auto && !aware {
+                lost_processor();
+                aware = true;
             }
             if now > next_yield {
                 // SAFETY: no preconditions.
@@ -192,6 +217,41 @@ mod tests {
             now += 20 * US;
         }
         assert!(spun < 10 * MS, "{spun}");
+    }
+
+    #[test]
+    fn who_runs_on_the_processor_meanwhile_is_noticed() {
+        use core::sync::atomic::AtomicBool;
+        use std::sync::Arc;
+        // SAFETY: a set of processors is plain bits.
+        let mut one: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+        // SAFETY: as above; `sched_getcpu` gives a number below the size of the set, or the test ends here.
+        unsafe { libc::CPU_SET(usize::try_from(libc::sched_getcpu()).unwrap(), &mut one) };
+        let pin = move || {
+            // SAFETY: the set is valid for its length; 0 is the calling thread.
+            assert_eq!(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one) }, 0);
+        };
+        pin();
+        lost_processor();
+        let end = Arc::new(AtomicBool::new(false));
+        let other = std::thread::spawn({
+            let end = end.clone();
+            move || {
+                pin();
+                while !end.load(Relaxed) {
+                    core::hint::spin_loop();
+                }
+            }
+        });
+        let until = now_ns() + 10_000 * MS;
+        let mut lost = false;
+        while !lost && now_ns() < until {
+            (0..1_000).for_each(|_| core::hint::spin_loop());
+            lost = lost_processor();
+        }
+        end.store(true, Relaxed);
+        other.join().unwrap();
+        assert!(lost);
     }
 
     #[test]

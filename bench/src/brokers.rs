@@ -263,7 +263,9 @@ impl Pair for Broker {
                 v.insert("bytes".into(), n * 100.0);
             }
             Kind::Nginx => {
-                let after = |s: &str| said.split(s).nth(1)?.split_whitespace().next();
+                // The name begins a line: "97.99%" stands in another one.
+                let after =
+                    |s: &str| said.lines().find_map(|l| l.trim_start().strip_prefix(s))?.split_whitespace().next();
                 let rate: f64 = after("Requests/sec:").and_then(|w| w.parse().ok()).ok_or("no rate")?;
                 if said.contains("Socket errors") || said.contains("Non-2xx") {
                     return Err("errors".into());
@@ -309,7 +311,8 @@ mod tests {
         let said = "number of transactions actually processed: 900\nlatency average = 0.100 ms\ntps = 9000.5 (x)\n";
         let v = broker(Kind::Postgres).parse(said).unwrap();
         assert_eq!((v["rate"], v["p50"], v["messages"]), (9000.5, 100.0, 900.0));
-        let said = "  Latency Distribution\n 50%   65.00us\n 75% 1ms\n 99%    1.20ms\n  1000 requests in 1.00s, 1MB read\nRequests/sec: 1000.0\n";
+        let said = "  Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency    96.57us  155.70us   3.36ms   97.99%\n    \
+            Req/Sec    12.18k     9.15k   39.61k    86.50%\n  Latency Distribution\n 50%   65.00us\n 75% 1ms\n 99%    1.20ms\n  1000 requests in 1.00s, 1MB read\nRequests/sec: 1000.0\n";
         let v = broker(Kind::Nginx).parse(said).unwrap();
         assert_eq!((v["p50"], v["p99"], v["bytes"]), (65.0, 1200.0, 100_000.0));
         assert!(broker(Kind::Nginx).parse("").is_err() && broker(Kind::Redis).parse("").is_err());
