@@ -181,6 +181,12 @@ pub struct Conn {
     pub held: AtomicU32,
     /// The background thread looks after them.
     pub held_watched: AtomicBool,
+    /// How often a send found no room, on a ring or on TCP.
+    pub fulls: AtomicU32,
+    /// How often something happened that is news to all who wait for edges.
+    pub kicks: AtomicU32,
+    /// What is on its way from the ring to TCP did not come while a receive waited for it; see [`Conn::readable`].
+    pub late: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
     pub linger0: AtomicBool,
     /// The peer has our nonce and waits for its mark.
@@ -330,6 +336,11 @@ impl<'a> Rx<'a> {
         // SAFETY: as above.
         unsafe { *(*self.conn.sw.get()).nonce() }
     }
+    /// How many bytes of a replay are still to be read from TCP.
+    pub fn missing(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { (*self.conn.sw.get()).replay_missing() as usize }
+    }
     /// The ring that we read.
     #[inline]
     pub fn ring(&mut self) -> &mut RxRing {
@@ -385,6 +396,7 @@ impl Conn {
             &mut self.suspected,
             &mut self.corked,
             &mut self.held_watched,
+            &mut self.late,
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
@@ -404,6 +416,8 @@ impl Conn {
             &mut self.held,
             &mut self.slot,
             &mut self.upgrade_no,
+            &mut self.fulls,
+            &mut self.kicks,
         ] {
             *w.get_mut() = 0;
         }
@@ -658,9 +672,23 @@ impl Conn {
         }
     }
 
-    /// Whether something can be read without waiting (or an end or error can be reported).
-    /// Looks into the kernel where the bytes still come from TCP.
+    /// Whether something is there to be read (or an end or error to be reported). In the middle of a return that
+    /// may be on its way from the ring to TCP, and a receive waits for it; but once only, for a peer may be stopped.
     pub fn readable(&self) -> bool {
+        if self.takeable() {
+            return true;
+        }
+        if self.late.load(Relaxed) {
+            return false;
+        }
+        let mut rx = self.lock_rx();
+        matches!(rx.path(), RxPath::Returning | RxPath::Replay)
+            && self.is_mapped()
+            && crate::io::unread(&mut rx) >= self.rcvlowat.load(Relaxed).max(1) as usize
+    }
+
+    /// Whether a receive would find something now. Looks into the kernel where the bytes still come from TCP.
+    pub fn takeable(&self) -> bool {
         if self.has_ended(END_RESET | END_RDSHUT) {
             return true;
         }
@@ -672,14 +700,27 @@ impl Conn {
                 let n = rx.ring().waiting();
                 (!returning && (n >= want || self.fin_seen())) || self.has_ended(END_EOF)
             }
-            RxPath::Tcp | RxPath::Replay => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLIN) != 0,
+            RxPath::Tcp | RxPath::Replay => {
+                let fd = self.local().fd.load(Relaxed);
+                let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
+                // The kernel's own `SO_RCVLOWAT` is 1 now.
+                let want = self.rcvlowat.load(Relaxed) as i32;
+                let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want);
+                e != 0 && (want <= 1 || !few())
+            }
             RxPath::Armed => match crate::io::front(&mut rx) {
+                Front::App(_) if self.rcvlowat.load(Relaxed) > 1 => {
+                    let (n, whole) = crate::io::before_mark(self, &rx);
+                    let rest = if whole && rx.ring().is_attached() { rx.ring().waiting() as usize } else { 0 };
+                    n + rest >= self.rcvlowat.load(Relaxed) as usize || self.fin_seen()
+                }
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
-                Front::Mark | Front::Part(_) => {
+                front @ (Front::Mark | Front::Part(_)) => {
                     // Nothing else will look at it: its arrival was announced together with the bytes before it.
                     self.ask(ask::PUMP);
-                    false
+                    let want = u64::from(self.rcvlowat.load(Relaxed).max(1));
+                    front == Front::Mark && rx.ring().is_attached() && rx.ring().waiting() >= want
                 }
             },
         }

@@ -8,14 +8,15 @@
 //! whoever sleeps in the kernel wakes for either.
 
 use crate::bell;
-use crate::conn::{Conn, Phase};
+use crate::conn::{Both, Conn, Phase};
+use crate::edges::{News, Told};
 use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
 use crate::remote;
 use crate::spin::spin;
 use crate::sync::{now_ns, timespec_of, Lock};
-use crate::sys::{sys, Errno, SysResult};
+use crate::sys::{self, sys, Errno, SysResult};
 use crate::table::{self, Entry};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -35,8 +36,8 @@ mod nested;
 mod wait;
 pub use ctl::{ctl, fd_closed, manage, seen, unmanage};
 pub use inherited::{moved, reset_after_fork};
-pub use nested::{polled, settle_fd};
-use nested::{settle_all, EXPOSED};
+pub use nested::{is_exposed, is_idle, polled, settle_fd};
+use nested::{settle_all, Nested, EXPOSED};
 pub use wait::wait;
 
 /// What the kernel tells items apart by: the number that was added, and what it was then. An item lives as
@@ -66,15 +67,24 @@ struct Item {
     moving: bool,
     /// The call that reported it last, see [`Set::rounds`].
     round: u64,
-    /// The last call that began before it became managed: the kernel may have reported it to that one.
+    /// The last call that began before it became managed, or ceased to be: the other side may have reported it to
+    /// that one.
     since: u64,
+    /// Of an edge-triggered one: what was reported last.
+    told: Told,
+    /// It went back to the kernel's set when there was no news of it, which the kernel cannot know.
+    muted: bool,
+    /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
+    rearmed: bool,
 }
 
 impl Item {
     fn new(conn: &'static Conn, ev: &epoll_event, managed: bool) -> Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
-        Item { conn, gen, events, data, managed, listed: false, spent: false, moving: false, round: 0, since: 0 }
+        let told = Told::NOTHING;
+        let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
+        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed }
     }
 }
 
@@ -85,12 +95,26 @@ struct Inner {
     /// Items that were not ready when they were looked at last, and whose bytes do not come from a ring
     /// (yet): no peer hints for them.
     moving: VecDeque<Key>,
+    /// Sets in this one.
+    nested: Vec<Nested>,
 }
 
 impl Inner {
-    /// Takes an item out; says whether it was a managed one.
-    fn remove(&mut self, key: Key) -> Option<bool> {
-        self.items.remove(&key).map(|i| i.managed)
+    /// Takes an item out.
+    fn remove(&mut self, key: Key) -> Option<Item> {
+        self.items.remove(&key)
+    }
+
+    /// The one item that has this data, by which the kernel names it. `None`: there is none, or there are several.
+    fn only(&self, data: u64) -> Option<Key> {
+        // Most programs put the fd itself into the low half.
+        let fd = data as u32 as c_int;
+        let usual = table::conn(fd).map(|c| Key::new(fd, c));
+        if let Some(key) = usual.filter(|k| self.items.get(k).is_some_and(|i| i.data == data)) {
+            return Some(key);
+        }
+        let mut all = self.items.iter().filter(|(_, i)| i.data == data).map(|(k, _)| *k);
+        all.next().filter(|_| all.next().is_none())
     }
 }
 
@@ -120,11 +144,18 @@ pub struct Set {
     next_free: AtomicPtr<Set>,
     /// Not 0 once a one-shot item was added.
     oneshots: AtomicU32,
+    /// How many items are muted.
+    muted: AtomicU32,
+    /// The last call during which a connection ceased to be managed.
+    returned: AtomicU64,
+    /// How often one became managed, or ceased to be.
+    moves: AtomicU32,
     /// The last harvest filled the program's array: the kernel's fds come first next time.
     kernel_first: AtomicBool,
     /// Threads that sleep here as if nothing were managed.
     unaware: AtomicU32,
-    /// Counts calls, so that one that looks twice reports nothing twice.
+    /// Counts calls, so that one that looks twice reports nothing twice, and connections that went back to the
+    /// kernel's set. From 1 on.
     rounds: AtomicU64,
     /// When the kernel's fds were looked at last.
     kernel_at: AtomicI64,
@@ -183,9 +214,12 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),
             oneshots: AtomicU32::new(0),
+            muted: AtomicU32::new(0),
+            returned: AtomicU64::new(0),
+            moves: AtomicU32::new(0),
             kernel_first: AtomicBool::new(false),
             unaware: AtomicU32::new(0),
-            rounds: AtomicU64::new(0),
+            rounds: AtomicU64::new(1),
             kernel_at: AtomicI64::new(0),
             life: AtomicU32::new(0),
         })),
@@ -241,6 +275,7 @@ fn closed(s: &'static Set) {
         }
         inner.ready.clear();
         inner.moving.clear();
+        inner.nested.clear();
     }
     for (fd, conn) in gone {
         if s.is_inherited() {
@@ -257,6 +292,7 @@ fn closed(s: &'static Set) {
     s.listed.store(0, Relaxed);
     s.moving.store(0, Relaxed);
     s.managed.store(0, Relaxed);
+    s.muted.store(0, Relaxed);
     let exposed = s.exposed.swap(false, Relaxed);
     s.nests.store(false, Relaxed);
     let b = s.bell.swap(0, Relaxed);
@@ -321,9 +357,4 @@ impl Set {
         self.bell.store(b, Release);
         Some(b)
     }
-}
-
-/// Whether `fd` is a set with managed connections.
-pub fn is_managing(fd: c_int) -> bool {
-    set_of(fd).is_some_and(|s| s.managed.load(Relaxed) > 0)
 }

@@ -72,9 +72,6 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
 
 /// Options that were set before we knew the connection; an accepted one inherits its listener's.
 pub fn read_options(c: &Conn, fd: c_int) {
-    if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        c.rcvlowat.store(n.max(1) as u32, Relaxed);
-    }
     // A program that has bounded what may be under way counts on a sender that has to wait. The kernel would
     // hold as much, or twice that; what it had grown to by itself is no bound.
     const SNDBUF_LOCKED: c_int = 1;
@@ -93,6 +90,27 @@ pub fn read_options(c: &Conn, fd: c_int) {
         // SAFETY: `t` and `len` are writable.
         let _ = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, name, &mut t, &mut len) };
         to.store(t.tv_sec * 1_000_000_000 + t.tv_usec * 1000, Relaxed);
+    }
+}
+
+/// Notes the socket's `SO_RCVLOWAT`. While the connection is managed the kernel's is 1, because marks and frames are
+/// shorter than what a program may wait for, and whoever sleeps there must be woken by them.
+pub fn take_lowat(c: &Conn, fd: c_int) {
+    if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        c.rcvlowat.store(n.max(1) as u32, Relaxed);
+    }
+    set_lowat(c, fd, 1);
+}
+
+/// Gives `SO_RCVLOWAT` back to the kernel. Under both locks.
+pub fn give_lowat(c: &Conn, fd: c_int) {
+    set_lowat(c, fd, c.rcvlowat.load(Relaxed));
+}
+
+fn set_lowat(c: &Conn, fd: c_int, n: u32) {
+    if c.rcvlowat.load(Relaxed) > 1 {
+        // SAFETY: `n` is readable for its size.
+        let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &n, 4) };
     }
 }
 
@@ -341,6 +359,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     let mut b = c.lock_both();
     match c.phase() {
         Phase::Raw => {
+            c.kicks.fetch_add(1, SeqCst);
             // Half closed: not worth a ring any more.
             c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
             c.next_try.store(u32::MAX, Relaxed);
@@ -392,6 +411,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
     let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };
     c.tell_peer(WANT_RX | also, FUTEX_RX | also_futex);
+    // The kernel wakes all who wait for the socket, with whatever it has.
+    c.kicks.fetch_add(1, SeqCst);
     pump::drive(c);
     c.notify();
     Outcome::Done(0)
@@ -464,15 +485,10 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     }
     let value = if req == libc::FIONREAD {
         let mut b = c.lock_both();
-        use crate::switch::RxPath::*;
-        match b.rx.path() {
-            Ring | RingFinal | Returning => b.rx.ring().waiting() as c_int,
-            Armed => match crate::io::before_mark(c, &b.rx) {
-                (n, true) if b.rx.ring().is_attached() => n as c_int + b.rx.ring().waiting() as c_int,
-                (n, _) => n as c_int,
-            },
-            Tcp | Replay => return Outcome::Bypass,
+        if b.rx.path() == RxPath::Tcp {
+            return Outcome::Bypass;
         }
+        crate::io::unread(&mut b.rx) as c_int
     } else if req == libc::TIOCOUTQ {
         let mut tx = c.lock_tx();
         if tx.path() != TxPath::Ring {
@@ -553,12 +569,19 @@ pub fn disconnected(fd: c_int) {
 /// As for the call.
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) || c.phase() != Phase::Managed {
-        return Outcome::Bypass;
-    }
-    let e = c.take_error();
-    // How the kernel's socket fared after the connection had failed is no news.
-    if e == 0 && !c.has_ended(END_FAILED) || val.is_null() || len.is_null() {
+    let e = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) if c.phase() == Phase::Managed => {
+            let e = c.take_error();
+            // How the kernel's socket fared after the connection had failed is no news.
+            if e == 0 && !c.has_ended(END_FAILED) {
+                return Outcome::Bypass;
+            }
+            e
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
+        _ => return Outcome::Bypass,
+    };
+    if val.is_null() || len.is_null() {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.
@@ -598,6 +621,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     if level != libc::SOL_SOCKET && !tcp {
         return Outcome::Bypass;
     }
+    // What an upgrade or a return under way makes of it must not be in between.
+    let _both = (name == libc::SO_RCVLOWAT).then(|| c.lock_both());
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
@@ -615,7 +640,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return outcome(r);
     }
     match name {
-        libc::SO_RCVLOWAT | libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_SNDBUF => read_options(c, fd),
+        libc::SO_RCVLOWAT if c.is_managed() => take_lowat(c, fd),
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_SNDBUF => read_options(c, fd),
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.
             let l = unsafe { (val as *const linger).read_unaligned() };

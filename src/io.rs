@@ -29,7 +29,7 @@ mod held;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
-pub use armed::{before_mark, front, mark_is_there, Front};
+pub use armed::{before_mark, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use held::hold;
 pub use held::release;
@@ -272,10 +272,14 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
         RxPath::Armed => match armed_front(conn, &mut rx) {
             (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
             (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
-                Take::Got(got) if whole && got == n && got < b.len() => {
-                    // As one receive would give all that has arrived.
+                Take::Got(got) if whole && got == n && !peek => {
+                    // Nothing else will look at the mark, whose arrival was announced with these bytes: the program
+                    // may not come back. And one receive gives all that has arrived.
                     let mut both = Both { rx, tx: conn.lock_tx() };
-                    pump::run(&mut both);
+                    if pump::run(&mut both) {
+                        // Whoever else waits looks again.
+                        conn.ask(ask::PUMP);
+                    }
                     let rest = match both.rx.path() {
                         RxPath::Ring | RxPath::RingFinal => {
                             ring_take(conn, &mut both.rx, b.after(got), flags).unwrap_or(0)
@@ -286,15 +290,23 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 }
                 t => t,
             },
-            (Front::Mark | Front::Part(_), _) => {
+            (at @ (Front::Mark | Front::Part(_)), _) => {
                 drop(rx);
                 let mut both = conn.lock_both();
-                // Others who wait in the kernel must be woken by the mark; see `pump`.
                 pump::run(&mut both);
-                if both.rx.path() == RxPath::Armed {
-                    Take::Empty
-                } else {
-                    Take::Gone
+                if both.rx.path() != RxPath::Armed {
+                    return Take::Gone;
+                }
+                // Others who wait in the kernel must be woken by the mark (see `pump`), or this thread waits there and
+                // is in a handler. What is behind the mark can be had all the same.
+                match at {
+                    Front::Mark if conn.is_mapped() && both.rx.ring().is_attached() => {
+                        match ring_take(conn, &mut both.rx, b, flags) {
+                            Ok(n @ 1..) => Take::Got(n),
+                            _ => Take::Empty,
+                        }
+                    }
+                    _ => Take::Empty,
                 }
             }
             (Front::Wait, _) => Take::Empty,
@@ -402,6 +414,8 @@ fn recv_managed(
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
     let least = conn.least(flags, may_wait, b.len() + b.skip);
+    // Fewer bytes than `SO_RCVLOWAT` are taken together with what is still missing.
+    let together = may_wait && flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == 0 && (2..=b.len()).contains(&least);
     let timeout = conn.rcvtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
@@ -416,6 +430,15 @@ fn recv_managed(
         let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
         if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() && !told() {
             return Step::Return(Outcome::Done(0));
+        }
+        if together && b.skip == 0 && conn.is_managed() && !conn.takeable() {
+            match wait(fd, conn, false, deadline, false, since) {
+                Ok(()) => continue,
+                Err(e) => match take(fd, conn, *b, flags) {
+                    Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
+                    _ => return Step::Return(Outcome::Fail(e)),
+                },
+            }
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
@@ -456,13 +479,23 @@ fn recv_managed(
 /// In the middle of a return what was readable has to come by TCP: the peer answers at once, so even a call
 /// that may not wait gives it a moment rather than lose sight of what was there.
 fn await_resume(conn: &Conn) {
-    const MOST_NS: i64 = 20_000_000;
+    const MOST_NS: i64 = 100_000_000;
     let held = || {
         let mut rx = conn.lock_rx();
-        rx.path() == RxPath::Returning && rx.ring().waiting() > 0
+        match rx.path() {
+            RxPath::Returning => rx.ring().waiting() > 0,
+            RxPath::Replay => rx.missing() > 0 && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLIN) == 0,
+            _ => false,
+        }
     };
-    let until = now_ns() + MOST_NS;
-    while held() && !conn.has_ended(END_EOF) && now_ns() < until {
+    let until = now_ns() + if conn.late.load(Relaxed) { 0 } else { MOST_NS };
+    while held() && !conn.has_ended(END_EOF) {
+        if now_ns() >= until {
+            // From now on it is not there, and will be news when it comes.
+            conn.late.store(true, SeqCst);
+            conn.kicks.fetch_add(1, SeqCst);
+            return;
+        }
         let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLIN, 1_000_000);
         pump::quick(conn);
     }
@@ -622,11 +655,13 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if !may_wait => {
                 release(conn);
+                conn.fulls.fetch_add(1, SeqCst);
                 conn.sent_away();
                 ask_for_room(conn);
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
             Put::Full => {
+                conn.fulls.fetch_add(1, SeqCst);
                 conn.nospace.store(true, Relaxed);
                 if let Err(e) = wait(fd, conn, true, deadline, b.skip > 0, since) {
                     return Step::Return(Outcome::Fail(e));

@@ -6,6 +6,7 @@ pub(crate) mod chaos;
 pub mod config;
 pub mod conn;
 pub mod dispatch;
+pub mod edges;
 pub mod epoll;
 pub mod fdhigh;
 pub mod fds;

@@ -84,7 +84,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
             }
             Entry::Set(_) => {
                 epoll::polled(p.fd);
-                ours |= epoll::is_managing(p.fd);
+                ours |= epoll::is_exposed(p.fd);
             }
             Entry::None => {}
         }
@@ -164,6 +164,24 @@ impl Call<'_> {
         self.fds.iter().for_each(|p| epoll::settle_fd(p.fd));
     }
 
+    /// Asks the kernel without waiting.
+    fn look_kernel(&mut self) -> SysResult {
+        kernel(self.asked(), 0, core::ptr::null(), None)?;
+        Ok(self.without_idle())
+    }
+
+    /// Takes out epoll sets that only their bells have made readable. Returns how many fds are left.
+    fn without_idle(&mut self) -> usize {
+        let mut n = 0;
+        for k in self.asked().iter_mut().filter(|k| k.revents != 0) {
+            if k.fd >= 0 && epoll::is_idle(k.fd) {
+                k.revents = 0;
+            }
+            n += (k.revents != 0) as usize;
+        }
+        n
+    }
+
     /// Copies the kernel's answers; returns how many fds have something.
     fn theirs(&mut self) -> usize {
         let mut n = 0;
@@ -194,7 +212,7 @@ impl Call<'_> {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
                 self.settle();
-                return match kernel(self.asked(), 0, core::ptr::null(), None) {
+                return match self.look_kernel() {
                     Ok(_) => {
                         let n = self.theirs();
                         done(n + self.ours())
@@ -219,7 +237,7 @@ impl Call<'_> {
             );
             if hit {
                 if self.ours() > 0 || kernel_has || left() == 0 {
-                    let _ = kernel(self.asked(), 0, core::ptr::null(), None);
+                    let _ = self.look_kernel();
                     let n = self.theirs();
                     let n = n + self.ours();
                     if n > 0 || left() == 0 {
@@ -257,14 +275,8 @@ impl Call<'_> {
         if again {
             return Ok(None);
         }
-        // A set that only its bell has made readable may have nothing after all.
-        let sets = self.copy.iter().filter(|k| k.revents != 0 && epoll::is_managing(k.fd)).count();
-        if sets > 0 {
-            self.settle();
-            let n = kernel(self.asked(), 0, core::ptr::null(), None)?;
-            if n == 0 && got > 0 && timeout_ns != 0 {
-                return Ok(None);
-            }
+        if self.without_idle() == 0 && got > 0 && timeout_ns != 0 {
+            return Ok(None);
         }
         Ok(Some(self.theirs()))
     }

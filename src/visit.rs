@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns};
 use crate::sys::sys;
-use crate::{bell, bg, fdhigh, foreign, poll, process, pump, rendezvous};
+use crate::{bell, bg, fdhigh, fds, foreign, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -125,6 +125,7 @@ pub fn look(c: &'static Conn) -> Look {
                     c.tx_tcp.store(tx, Relaxed);
                     c.rx_tcp.store(rx, Relaxed);
                 }
+                fds::give_lowat(c, c.local().fd.load(Relaxed));
                 c.set_phase(Phase::Raw);
                 return Look::Back;
             }
@@ -192,6 +193,7 @@ fn abandon(c: &'static Conn) {
         c.why(Why::Forked);
         c.set_phase(Phase::Plain);
     } else {
+        fds::give_lowat(c, c.local().fd.load(Relaxed));
         c.set_phase(Phase::Raw);
     }
 }

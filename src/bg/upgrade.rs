@@ -326,6 +326,7 @@ impl Bg {
         self.detach(&mut b, conn);
         conn.confirmed.store(false, Relaxed);
         conn.nospace.store(false, Relaxed);
+        conn.late.store(false, Relaxed);
         let sw = b.sw();
         conn.publish_paths(sw);
         s.link.store(0, Relaxed);
@@ -345,13 +346,14 @@ impl Bg {
             conn.tx_tcp.store(tx, Relaxed);
             conn.rx_tcp.store(rx, Relaxed);
         }
+        fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
         if conn.has_ended(END_WRSHUT) {
             conn.set_phase(Phase::Plain);
             // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
             let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
         }
-        epoll::unmanage(conn);
+        epoll::unmanage(&mut b);
         drop(b);
         conn.notify();
         if was_remote && why == Why::Returned {
@@ -480,10 +482,10 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
         return Err(Why::Bypass);
     }
-    if crate::fds::uses_feature(fd) {
+    if fds::uses_feature(fd) {
         return Err(Why::Feature);
     }
-    crate::fds::read_options(conn, fd);
+    fds::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
     if let Some(r) = l.remote() {
@@ -493,7 +495,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
         l.side.free_slot(slot);
         return Err(Why::Resources);
     };
-    if !epoll::manage(conn) {
+    if !epoll::manage(b) {
         let mut ring = ring;
         ring.release();
         l.side.free_slot(slot);
@@ -514,6 +516,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     // Children that are forked from here on inherit the mappings.
     conn.local().mapped.store(n, Release);
     conn.stats().link.store(if l.remote().is_some() { 2 } else { 1 }, Relaxed);
+    fds::take_lowat(conn, fd);
     Ok((slot, nonce))
 }
 

@@ -18,9 +18,7 @@ pub fn fd_closed(conn: &Conn, last: bool) {
         let s = unsafe { &*set };
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
-        if unsafe { &mut *s.inner.get() }.remove(Key::new(fd, conn)) == Some(true) {
-            s.managed.fetch_sub(1, SeqCst);
-        }
+        s.removed(unsafe { &mut *s.inner.get() }.remove(Key::new(fd, conn)));
     }
 }
 
@@ -30,12 +28,10 @@ pub fn fd_closed(conn: &Conn, last: bool) {
 /// `ev` must be readable where the operation needs it.
 pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
     if let Some(inner) = set_of(fd) {
-        // A set inside another: the outer one sees it through the kernel, and has to know of it.
-        inner.expose();
-        if let Some(outer) = make_set(epfd) {
-            outer.nests.store(true, Relaxed);
-        }
-        return Outcome::Bypass;
+        return match make_set(epfd) {
+            Some(outer) if op == libc::EPOLL_CTL_DEL || !ev.is_null() => outer.nest(op, fd, inner, ev),
+            _ => Outcome::Bypass,
+        };
     }
     let Some(conn) = table::conn(fd) else { return Outcome::Bypass };
     if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
@@ -72,6 +68,23 @@ fn check_exclusive(events: u32) -> Result<(), Errno> {
 }
 
 impl Set {
+    /// An item is there no more.
+    fn removed(&self, item: Option<Item>) {
+        if let Some(mut i) = item {
+            self.unmute(&mut i);
+            if i.managed {
+                self.managed.fetch_sub(1, SeqCst);
+            }
+        }
+    }
+
+    /// Whatever the kernel says of an item is for the program.
+    pub(super) fn unmute(&self, i: &mut Item) {
+        if core::mem::take(&mut i.muted) {
+            self.muted.fetch_sub(1, SeqCst);
+        }
+    }
+
     /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`.
     fn change(
         &'static self,
@@ -117,9 +130,7 @@ impl Set {
                 if known.is_none_or(|(managed, _)| !managed) {
                     kernel_ctl(epfd, op, fd, &ev)?;
                 }
-                if inner.remove(key) == Some(true) {
-                    self.managed.fetch_sub(1, SeqCst);
-                }
+                self.removed(inner.remove(key));
                 let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
                 local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
@@ -134,6 +145,9 @@ impl Set {
         item.events = ev.events;
         item.data = ev.u64;
         item.spent = false;
+        item.told = Told::NOTHING;
+        item.rearmed = managed;
+        self.unmute(item);
         if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
             mine.push((self, fd));
             conn.watcher_added();
@@ -150,7 +164,8 @@ impl Set {
 /// The connection's readiness is ours from now on: takes it out of the kernel's sets. Gives false, and
 /// changes nothing, where a set gets no bell, or has the connection under a number that is closed: the
 /// kernel takes such an item out for nobody.
-pub fn manage(conn: &Conn) -> bool {
+pub fn manage(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
     let local = conn.local();
     let _lg = local.lock.lock();
     // SAFETY: guarded by `local.lock`.
@@ -170,18 +185,45 @@ pub fn manage(conn: &Conn) -> bool {
             let key = Key::new(*fd, conn);
             let Some(i) = inner.items.get_mut(&key) else { continue };
             let dummy = epoll_event { events: 0, u64: 0 };
-            let _ = kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
+            let delete = || kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
+            if i.events & ET == 0 {
+                let _ = delete();
+            } else {
+                // Nothing that the set is yet to report: then all that there was is reported.
+                let before = state(b, *fd);
+                // Our own bell is no news. It is rung again below.
+                bell::clear(s.bell.load(Relaxed));
+                let quiet = sys::poll_now(s.epfd.load(Relaxed), libc::POLLIN) == 0;
+                let _ = delete();
+                if i.muted {
+                    s.unmute(i);
+                } else if quiet && state(b, *fd) == before {
+                    i.told = Told::all(before.0, before.1);
+                } else {
+                    i.told = Told::NOTHING;
+                }
+            }
             i.managed = true;
+            i.rearmed = false;
             i.since = s.rounds.load(Relaxed);
             i.listed = true;
             inner.ready.push_back(key);
             s.listed.store(inner.ready.len() as u32, SeqCst);
             s.managed.fetch_add(1, SeqCst);
+            s.moves.fetch_add(1, SeqCst);
         }
         // Who sleeps in the kernel does not know yet that there is a bell.
         bell::ring(s.bell.load(Relaxed));
     }
     true
+}
+
+/// What the kernel would tell of a connection on TCP.
+fn state(b: &mut Both, fd: c_int) -> (News, u32) {
+    const ALL: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
+    // This first: the kernel has told whoever is to be told of bytes that it counts.
+    let bits = sys::poll_now(fd, ALL | libc::POLLRDNORM | libc::POLLWRNORM) as u16;
+    (News::under(&mut b.rx), bits.into())
 }
 
 /// Puts an item back into the kernel's set.
@@ -215,7 +257,8 @@ pub fn seen(conn: &Conn) {
 }
 
 /// The connection is the kernel's again.
-pub fn unmanage(conn: &Conn) {
+pub fn unmanage(b: &mut Both) {
+    let conn = b.rx.conn();
     let local = conn.local();
     let _lg = local.lock.lock();
     local.managed.store(false, Relaxed);
@@ -230,9 +273,22 @@ pub fn unmanage(conn: &Conn) {
         if i.managed {
             let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
             let ev = epoll_event { events, u64: i.data };
+            if i.events & (ET | ONESHOT) == ET && !conn.visited.load(Relaxed) {
+                let (news, bits) = state(b, conn.local().fd.load(Relaxed));
+                let bits = bits & (i.events | ALWAYS);
+                if bits != 0 && !i.told.has_news(news, bits) {
+                    i.told = Told::all(news, bits);
+                    i.muted = true;
+                    s.muted.fetch_add(1, SeqCst);
+                }
+            }
+            // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
+            i.since = s.rounds.fetch_add(1, SeqCst);
+            s.returned.store(i.since, SeqCst);
             give_back(s.epfd.load(Relaxed), *fd, conn, &ev);
             i.managed = false;
             s.managed.fetch_sub(1, SeqCst);
+            s.moves.fetch_add(1, SeqCst);
         }
     }
 }

@@ -20,7 +20,7 @@ impl Set {
         }
         self.lock.reset_after_fork();
         self.bell_lock.reset_after_fork();
-        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.unaware] {
+        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.unaware, &self.muted] {
             w.store(0, Relaxed);
         }
         self.exposed.store(false, Relaxed);
@@ -86,7 +86,8 @@ pub fn moved(old: &'static Conn, new: &'static Conn) {
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
         let items = unsafe { &mut (*s.inner.get()).items };
-        if let Some(i) = items.remove(&Key::new(fd, old)) {
+        if let Some(mut i) = items.remove(&Key::new(fd, old)) {
+            s.unmute(&mut i);
             let ev = epoll_event { events: i.events, u64: i.data };
             items.insert(Key::new(fd, new), Item { spent: i.spent, ..Item::new(new, &ev, false) });
             ours.push((set, fd));

@@ -11,16 +11,16 @@ impl Set {
     }
 
     /// Looks which of the listed items are ready, takes the others off the list, and lets the bell's
-    /// eventfd say whether any is left.
-    pub(super) fn settle(&self) {
+    /// eventfd say whether any is left. Returns that.
+    pub(super) fn settle(&self) -> bool {
         let b = self.bell.load(Acquire);
         if b == 0 {
-            return;
+            return false;
         }
         bell::clear(b);
         bell::renew(b);
         link::drain_hints_of(b, 0);
-        let listed: Vec<(c_int, &'static Conn, u32)> = {
+        let listed: Vec<(c_int, &'static Conn, u32, Told)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
@@ -30,20 +30,44 @@ impl Set {
                 .filter_map(|key| {
                     let i = inner.items.get_mut(&key)?;
                     i.listed = false;
-                    (i.managed && !i.spent).then_some((key.fd, i.conn, i.events))
+                    (i.managed && !i.spent).then_some((key.fd, i.conn, i.events, i.told))
                 })
                 .collect()
         };
-        for (fd, conn, events) in listed {
+        let mut any = false;
+        for (fd, conn, events, told) in listed {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
-            if conn.readiness(mask) == 0 {
+            if events & ET != 0 || conn.readiness(mask) == 0 {
                 self.arm(conn, mask);
-                if conn.readiness(mask) == 0 {
+                let news = if events & ET != 0 { News::of(conn) } else { News::default() };
+                let got = conn.readiness(mask);
+                if got == 0 || events & ET != 0 && !told.has_news(news, got) {
                     continue;
                 }
             }
             self.push_ready(fd, conn);
+            any = true;
         }
+        any
+    }
+
+    /// Whether an exposed set, whose `fd` is readable, has an event. Its bell may have rung for nothing, again and
+    /// again, in the middle of an upgrade.
+    fn has_event(&self, fd: c_int) -> bool {
+        const ROUNDS: usize = 64;
+        for _ in 0..ROUNDS {
+            if self.settle() {
+                return true;
+            }
+            if sys::poll_now(fd, libc::POLLIN) == 0 {
+                return false;
+            }
+            if sys::poll_now(bell::fd(self.bell.load(Acquire)), libc::POLLIN) == 0 {
+                // Something of the kernel's own.
+                return true;
+            }
+        }
+        true
     }
 
     pub(super) fn expose(&self) {
@@ -67,6 +91,69 @@ impl Set {
             self.settle();
         }
     }
+}
+
+/// A set inside another.
+pub(super) struct Nested {
+    fd: c_int,
+    set: &'static Set,
+    data: u64,
+}
+
+impl Set {
+    /// `epoll_ctl` on another set's fd: the outer one sees it through the kernel, and has to know of it.
+    pub(super) fn nest(&'static self, op: c_int, fd: c_int, inner: &'static Set, ev: *mut epoll_event) -> Outcome {
+        inner.expose();
+        self.nests.store(true, Relaxed);
+        let epfd = self.epfd.load(Relaxed);
+        let _g = self.lock.lock();
+        if let Err(e) = kernel_ctl(epfd, op, fd, ev) {
+            return Outcome::Fail(e);
+        }
+        // SAFETY: guarded by `lock`.
+        let nested = unsafe { &mut (*self.inner.get()).nested };
+        nested.retain(|n| n.fd != fd);
+        if op != libc::EPOLL_CTL_DEL {
+            // SAFETY: the kernel has just read it.
+            let data = unsafe { ev.read_unaligned() }.u64;
+            nested.push(Nested { fd, set: inner, data });
+        }
+        Outcome::Done(0)
+    }
+
+    /// Takes out what the kernel says of sets in this one that were woken for nothing.
+    pub(super) fn without_idle(&self, evs: *mut epoll_event, n: usize) -> usize {
+        settle_all();
+        let mut out = 0;
+        for at in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            let e = unsafe { evs.add(at).read_unaligned() };
+            let nested = {
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let mut all = unsafe { &(*self.inner.get()).nested }.iter().filter(|n| n.data == e.u64);
+                let one = all.next().filter(|n| matches!(table::get(n.fd), Entry::Set(s) if core::ptr::eq(s, n.set)));
+                one.filter(|n| n.set.exposed.load(Relaxed) && all.next().is_none()).map(|n| (n.fd, n.set))
+            };
+            if nested.is_some_and(|(fd, set)| !set.has_event(fd)) {
+                continue;
+            }
+            // SAFETY: as above; `out <= at`.
+            unsafe { evs.add(out).write_unaligned(e) };
+            out += 1;
+        }
+        out
+    }
+}
+
+/// Whether `fd` is a set whose own fd is polled.
+pub fn is_exposed(fd: c_int) -> bool {
+    set_of(fd).is_some_and(|s| s.exposed.load(Relaxed))
+}
+
+/// Whether `fd` is such a set, and readable without having an event.
+pub fn is_idle(fd: c_int) -> bool {
+    set_of(fd).is_some_and(|s| s.exposed.load(Relaxed) && !s.has_event(fd))
 }
 
 /// The sets that are exposed.

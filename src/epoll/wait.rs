@@ -66,14 +66,20 @@ impl Set {
             left -= n;
             for (key, conn, gen, events) in batch[..n].iter().flatten().copied() {
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
-                let mut got = conn.readiness(mask);
-                if got == 0 || events & ET != 0 {
+                let (mut got, mut news) = (0, News::default());
+                if events & ET == 0 {
+                    got = conn.readiness(mask);
+                }
+                if got == 0 {
                     // The next change is to be told; what happened before that request is looked at after it.
                     self.arm(conn, mask);
-                    got |= conn.readiness(mask);
+                    if events & ET != 0 {
+                        news = News::of(conn);
+                    }
+                    got = conn.readiness(mask);
                 }
                 let moves = got & IN == 0 && mask & IN != 0 && !conn.reads_ring();
-                if got == 0 && !moves {
+                if got == 0 && !moves && events & ET == 0 {
                     continue;
                 }
                 let _g = self.lock.lock();
@@ -88,7 +94,7 @@ impl Set {
                     inner.moving.push_back(key);
                     self.moving.store(inner.moving.len() as u32, Relaxed);
                 }
-                if got == 0 {
+                if i.events & ET != 0 && !i.told.tell(news, got) || got == 0 {
                     continue;
                 }
                 // SAFETY: `out < max`, and the program's array has room for `max` events.
@@ -111,27 +117,94 @@ impl Set {
         out
     }
 
-    /// One-shots that the kernel has fired: they must not fire again if they become ours.
-    fn note_fired(&self, evs: *const epoll_event, n: usize) {
-        if self.oneshots.load(Relaxed) == 0 {
-            return;
+    /// What the kernel says of a one-shot that has fired, or of an edge that was told of, is not for the program.
+    /// Returns how many events are left.
+    fn admit(&self, evs: *mut epoll_event, n: usize) -> usize {
+        if self.oneshots.load(Relaxed) == 0 && self.muted.load(SeqCst) == 0 {
+            return n;
         }
+        let mut out = 0;
+        for at in 0..n {
+            // SAFETY: the kernel wrote `n` events at `evs`.
+            let e = unsafe { evs.add(at).read_unaligned() };
+            if self.is_told(e) {
+                continue;
+            }
+            // SAFETY: as above, and `out <= at`.
+            unsafe { evs.add(out).write_unaligned(e) };
+            out += 1;
+        }
+        out
+    }
+
+    /// Whether an event of the kernel's is none; notes what it means for its item.
+    fn is_told(&self, e: epoll_event) -> bool {
+        let (key, conn, told) = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            let Some(key) = inner.only(e.u64) else {
+                // It may be any of them.
+                let mut fired = false;
+                for i in inner.items.values_mut().filter(|i| i.data == e.u64) {
+                    self.unmute(i);
+                    let fires = !fired && i.events & ONESHOT != 0 && !i.managed && !i.spent;
+                    i.spent |= fires;
+                    fired |= fires;
+                }
+                return false;
+            };
+            match inner.items.get_mut(&key) {
+                // It must not fire again if it becomes ours. If it did so meanwhile, the kernel's may be of a time
+                // before somebody else was told, and took care of it.
+                Some(i) if i.events & ONESHOT != 0 && i.managed && i.rearmed => return true,
+                Some(i) if i.events & ONESHOT != 0 => return core::mem::replace(&mut i.spent, true),
+                Some(i) if i.muted => (key, i.conn, i.told),
+                _ => return false,
+            }
+        };
+        // A send that is in the kernel right now may have found no room, and not have said so yet.
+        let sending = conn.local().tx_inflight.load(SeqCst) > 0;
+        let now = News::of(conn);
+        let new = sending || !now.is_as_far(told.at()) || told.has_news(now, e.events);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
-        let items = unsafe { &mut (*self.inner.get()).items };
-        for i in 0..n {
-            // SAFETY: the kernel wrote `n` events at `evs`.
-            let data = unsafe { evs.add(i).read_unaligned() }.u64;
-            let fits = |i: &Item| i.data == data && i.events & ONESHOT != 0 && !i.managed;
-            // Most programs put the fd itself into the low half.
-            let fd = data as u32 as c_int;
-            let usual = table::conn(fd).and_then(|c| items.get_mut(&Key::new(fd, c)));
-            if let Some(i) = usual.filter(|i| fits(i)) {
-                i.spent = true;
-            } else if let Some(i) = items.values_mut().find(|i| fits(i)) {
-                i.spent = true;
+        let inner = unsafe { &mut *self.inner.get() };
+        if let Some(i) = inner.items.get_mut(&key) {
+            self.unmute(i);
+        }
+        !new
+    }
+
+    /// In a call during which a connection went back to the kernel's set, both may have reported it.
+    fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
+        if n < 2 || self.returned.load(SeqCst) < first {
+            return n;
+        }
+        let mut out = 0;
+        for at in 0..n {
+            // SAFETY: `n` events were written at `evs`.
+            let e = unsafe { evs.add(at).read_unaligned() };
+            let moved = {
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &*self.inner.get() };
+                inner.only(e.u64).and_then(|k| inner.items.get(&k)).is_some_and(|i| i.since >= first)
+            };
+            // SAFETY: as above.
+            let before = (0..out).find(|k| moved && unsafe { evs.add(*k).read_unaligned() }.u64 == e.u64);
+            // SAFETY: as above; `out <= at`.
+            unsafe {
+                if let Some(k) = before {
+                    let was = evs.add(k).read_unaligned();
+                    evs.add(k).write_unaligned(epoll_event { events: was.events | e.events, u64: e.u64 });
+                } else {
+                    evs.add(out).write_unaligned(e);
+                    out += 1;
+                }
             }
         }
+        out
     }
 
     pub(super) fn arm(&self, conn: &Conn, mask: u32) {
@@ -186,11 +259,9 @@ impl Set {
         if self.nests.load(Relaxed) {
             settle_all();
         }
-        let n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
-        if n > 0 && timeout_ns != 0 && self.nests.load(Relaxed) {
-            // A set in this one may have been woken for nothing: what is left after a second look is true.
-            settle_all();
-            return self.look_kernel(evs, max);
+        let mut n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
+        if n > 0 && self.nests.load(Relaxed) {
+            n = self.without_idle(evs, n);
         }
         let kept = self.without_token(evs, n);
         if kept < n {
@@ -200,8 +271,7 @@ impl Set {
         if kept < n && self.exposed.load(Relaxed) {
             bell::clear(self.bell.load(Relaxed));
         }
-        self.note_fired(evs, kept);
-        Ok(kept)
+        Ok(self.admit(evs, kept))
     }
 
     /// The same without waiting.
@@ -268,6 +338,18 @@ impl Set {
     }
 
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        let first = self.rounds.load(Relaxed);
+        let n = self.await_events(evs, max, timeout_ns, mask)?;
+        Ok(self.merge(evs, n as usize, first) as isize)
+    }
+
+    fn await_events(
+        &self,
+        evs: *mut epoll_event,
+        max: c_int,
+        timeout_ns: i64,
+        mask: *const sigset_t,
+    ) -> Result<isize, Errno> {
         /// A kernel's fd is looked at when rings are busy at least this often.
         const KERNEL_EVERY_NS: i64 = 3_000;
         let max = max as usize;
@@ -275,6 +357,9 @@ impl Set {
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         loop {
+            let moves = self.moves.load(SeqCst);
+            // A connection that went over between the looks at its two possible places was seen in neither.
+            let moved = || self.moves.load(SeqCst) != moves;
             if self.managed.load(SeqCst) == 0 {
                 self.unaware.fetch_add(1, SeqCst);
                 let mut end = || {
@@ -288,7 +373,7 @@ impl Set {
                 let n = self.ask_kernel(evs, max, left(), mask, Some(how));
                 end();
                 let n = n?;
-                if n > 0 || left() == 0 {
+                if n > 0 || left() == 0 && !moved() {
                     return Ok(n as isize);
                 }
                 continue;
@@ -314,6 +399,9 @@ impl Set {
                 link::drain_hints(0);
                 self.look_at_moving();
                 let n = self.harvest(evs, max, self.new_round());
+                if n == 0 && moved() {
+                    continue;
+                }
                 self.show();
                 return Ok(n as isize);
             }
@@ -367,7 +455,7 @@ impl Set {
                 self.show();
                 return Ok(n as isize);
             }
-            if over {
+            if over && !moved() {
                 return Ok(0);
             }
         }

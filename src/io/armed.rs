@@ -191,3 +191,20 @@ pub fn before_mark(conn: &Conn, rx: &Rx) -> (usize, bool) {
         (got, _) => (0, there + got >= wire::MARK_LEN),
     }
 }
+
+/// How many of the program's bytes have come and not been taken.
+pub fn unread(rx: &mut Rx) -> usize {
+    let conn = rx.conn();
+    match rx.path() {
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning => rx.ring().waiting() as usize,
+        RxPath::Armed => match before_mark(conn, rx) {
+            (n, true) if rx.ring().is_attached() => n + rx.ring().waiting() as usize,
+            (n, _) => n,
+        },
+        RxPath::Tcp | RxPath::Replay => {
+            let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
+            // What is being repeated had come before.
+            there.max(rx.missing())
+        }
+    }
+}

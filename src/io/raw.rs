@@ -207,6 +207,10 @@ pub(super) fn send_raw(
             conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
             note_bytes(conn, n);
         }
+        // That it found no room, as a call that waits may have too, makes room news; see `edges`.
+        if r.map_or_else(|e| e == libc::EAGAIN, |n| n < asked || may_wait && n > 4096) {
+            conn.fulls.fetch_add(1, SeqCst);
+        }
         leave_kernel(conn, &conn.local().tx_inflight);
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call.

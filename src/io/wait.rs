@@ -53,7 +53,7 @@ pub(super) fn wait(
         let place = if conn.remote().is_some() { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
-        if !conn.is_managed() || if to_write { conn.writable() } else { conn.readable() } {
+        if !conn.is_managed() || if to_write { conn.writable() } else { conn.takeable() } {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
@@ -165,13 +165,13 @@ fn futex_sleep(words: [(*const AtomicU32, u32); 2], slices: bool, deadline: i64,
 #[inline]
 fn quickly_readable(conn: &Conn) -> bool {
     if conn.end.load(Relaxed) != 0 {
-        return conn.readable();
+        return conn.takeable();
     }
     match (conn.own(), conn.peer()) {
         // Only where both directions are on the ring, and stay there, do the cursors alone tell.
         (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
             peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
         }
-        _ => conn.readable(),
+        _ => conn.takeable(),
     }
 }

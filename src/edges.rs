@@ -1,0 +1,145 @@
+//! When an edge-triggered item of an epoll set has news.
+//!
+//! The kernel reports such an item when something has happened to the socket since the last report: bytes have come,
+//! room has come after a send that found none, a direction has ended. That a connection moves to a ring or back is
+//! nothing that happens to it as far as the program can know. So each item remembers what it was told last, and is told
+//! again only if there is more.
+
+use crate::conn::{Conn, Rx};
+use crate::switch::RxPath;
+use crate::sys;
+use core::sync::atomic::Ordering::*;
+
+const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct News {
+    /// Bytes that have arrived since it began; their end counts as one more, as in TCP.
+    arrived: u64,
+    /// How often a send found no room.
+    fulls: u32,
+    /// How often it woke everybody, whatever for.
+    kicks: u32,
+}
+
+impl News {
+    /// To be asked before the readiness that is compared with it.
+    pub fn of(conn: &Conn) -> News {
+        News::under(&mut conn.lock_rx())
+    }
+
+    /// The same for who has the receive lock.
+    pub fn under(rx: &mut Rx) -> News {
+        let conn = rx.conn();
+        let (fulls, kicks, s) = (conn.fulls.load(SeqCst), conn.kicks.load(SeqCst), conn.stats());
+        let on_tcp = matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Replay);
+        let ended = || on_tcp && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0;
+        let end = (conn.fin_seen() || ended()) as u64;
+        let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
+        News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks }
+    }
+
+    /// Whether as much had arrived.
+    pub fn is_as_far(&self, other: &News) -> bool {
+        self.arrived == other.arrived
+    }
+}
+
+/// What an item was told last.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    news: News,
+    bits: u32,
+    /// It was added or changed since, or it is not known: whatever there is, is news.
+    fresh: bool,
+}
+
+impl Told {
+    /// Nothing yet.
+    pub const NOTHING: Told = Told { news: News { arrived: 0, fulls: 0, kicks: 0 }, bits: 0, fresh: true };
+
+    /// All that there is now.
+    pub fn all(news: News, bits: u32) -> Told {
+        Told { news, bits, fresh: false }
+    }
+
+    /// Whether it is to be told of the events `got`, and is so.
+    pub fn tell(&mut self, now: News, got: u32) -> bool {
+        if !self.has_news(now, got) {
+            // What is there no more is news when it comes back.
+            self.bits &= got;
+            return false;
+        }
+        self.fresh = false;
+        self.bits = got;
+        self.news.kicks = now.kicks;
+        if got & IN != 0 {
+            self.news.arrived = now.arrived;
+        }
+        if got & OUT != 0 {
+            self.news.fulls = now.fulls;
+        }
+        true
+    }
+
+    /// How far the connection was then.
+    pub fn at(&self) -> &News {
+        &self.news
+    }
+
+    /// Whether the events `got` would be reported.
+    pub fn has_news(&self, now: News, got: u32) -> bool {
+        got != 0
+            && (self.fresh
+                || got & !self.bits != 0
+                || now.kicks != self.news.kicks
+                || got & IN != 0 && now.arrived > self.news.arrived
+                || got & OUT != 0 && now.fulls != self.news.fulls)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(arrived: u64, fulls: u32, kicks: u32) -> News {
+        News { arrived, fulls, kicks }
+    }
+
+    #[test]
+    fn what_was_told_is_told_once() {
+        let mut t = Told::NOTHING;
+        assert!(!t.tell(at(0, 0, 0), 0), "nothing is no news");
+        assert!(t.tell(at(10, 0, 0), IN), "the first");
+        assert!(!t.tell(at(10, 0, 0), IN), "the same unread bytes");
+        assert!(t.tell(at(11, 0, 0), IN), "one byte more");
+        assert!(!t.tell(at(11, 0, 0), 0), "all is read");
+        assert!(!t.tell(at(11, 0, 0), 0));
+        assert!(t.tell(at(20, 0, 0), IN), "new bytes after that");
+    }
+
+    #[test]
+    fn room_is_news_after_a_send_that_found_none() {
+        let mut t = Told::all(at(5, 0, 0), OUT);
+        assert!(!t.tell(at(5, 0, 0), OUT));
+        // Nobody looked while it was full.
+        assert!(t.tell(at(5, 1, 0), OUT));
+        assert!(!t.tell(at(5, 1, 0), OUT));
+        // Bytes come while it is full: the room is still to be told of.
+        assert!(t.tell(at(6, 2, 0), IN));
+        assert!(t.tell(at(6, 2, 0), IN | OUT));
+        assert!(!t.tell(at(6, 2, 0), IN | OUT));
+    }
+
+    #[test]
+    fn ends_and_kicks_are_news() {
+        let rdhup = libc::EPOLLRDHUP as u32;
+        let mut t = Told::all(at(5, 0, 0), IN);
+        assert!(t.tell(at(5, 0, 0), IN | rdhup));
+        assert!(!t.tell(at(5, 0, 0), IN | rdhup));
+        assert!(t.tell(at(5, 0, 1), IN | rdhup));
+        assert!(!t.tell(at(5, 0, 1), IN | rdhup));
+    }
+}
