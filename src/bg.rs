@@ -446,6 +446,9 @@ impl Bg {
             return;
         }
         pump::drive(conn);
+        if upgrade::is_orphan(conn) {
+            pump::bereave(&mut conn.lock_both());
+        }
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
         let plain = conn.lock_both().sw().is_plain();

@@ -59,6 +59,8 @@ pub const END_TXDEAD: u32 = 32;
 pub const END_FAILED: u32 = 64;
 /// The kernel has said that nothing moves in either direction any more.
 pub const END_HUP: u32 = 128;
+/// The process at the other end is gone, and the end of its stream is behind bytes that are not read yet.
+pub const END_ORPHAN: u32 = 256;
 
 /// Requests to the background thread.
 pub mod ask {
@@ -812,7 +814,7 @@ impl Conn {
 
     /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
     pub fn peer_closed(&self) -> bool {
-        self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
+        self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
     }
 
     /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is

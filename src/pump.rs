@@ -360,6 +360,31 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     true
 }
 
+/// The peer's process is gone. As long as the program does not read what stands before the peer's mark, nothing says
+/// so but the kernel's socket: what is written goes there from now on, and if the peer left bytes of ours unread, the
+/// kernel is made to find out that they are lost. Whether that was the case.
+pub fn bereave(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    if b.sw().rx() != RxPath::Armed || b.sw().tx() != TxPath::Ring || conn.has_ended(END_EOF) {
+        return false;
+    }
+    let end = sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP);
+    if end == 0 {
+        return false;
+    }
+    if conn.end.fetch_or(END_ORPHAN, AcqRel) & END_ORPHAN == 0 {
+        let ring = b.tx.ring();
+        let _ = ring.refresh();
+        if ring.produced > ring.consumed {
+            // Nobody reads that frame: a reset is the answer.
+            b.sw().leave();
+            run(b);
+        }
+        conn.notify();
+    }
+    true
+}
+
 /// The peer broke the protocol, or bytes are lost: the connection ends with `ECONNRESET` at both ends.
 pub fn reset(b: &mut Both) {
     reset_with(b, libc::ECONNRESET);

@@ -399,10 +399,11 @@ impl Bg {
 
     /// A connection of which nothing was heard for a while after the process at the other end was gone.
     pub(super) fn look_again(&mut self, conn: &'static Conn) {
-        // SAFETY: links are never freed.
-        let orphan = unsafe { conn.link.load(Acquire).as_ref() }.is_some_and(|l| l.dead.load(Relaxed));
-        if orphan && conn.phase() == Phase::Managed && !conn.has_ended(END_EOF) {
-            conn.lock_both().sw().leave();
+        if is_orphan(conn) && !conn.has_ended(END_EOF) {
+            let mut b = conn.lock_both();
+            if !pump::bereave(&mut b) {
+                b.sw().leave();
+            }
         }
         self.stir(conn);
     }
@@ -440,6 +441,7 @@ impl Bg {
                 c.lock_both().sw().leave();
                 self.stir(c);
             } else {
+                pump::bereave(&mut c.lock_both());
                 self.later.push((c, c.gen.load(Relaxed), now_ns() + ORPHAN_NS));
             }
         }
@@ -452,6 +454,13 @@ impl Bg {
         }
         self.dead.push((l, now_ns() + GRACE_NS));
     }
+}
+
+/// Whether the process of this host at the other end of a connection is gone.
+pub(super) fn is_orphan(conn: &Conn) -> bool {
+    // SAFETY: links are never freed.
+    let link = unsafe { conn.link.load(Acquire).as_ref() };
+    conn.phase() == Phase::Managed && link.is_some_and(|l| l.dead.load(Relaxed) && l.remote().is_none())
 }
 
 /// Whether a connection of ours may be upgraded as far as other processes go: those that merely have a copy

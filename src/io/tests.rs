@@ -172,6 +172,43 @@ fn who_finds_the_end_tells_the_others() {
     }
 }
 
+/// A program that only writes does not get to the end of the stream, which is behind bytes that it has not read.
+#[test]
+fn who_only_writes_learns_that_the_peer_is_gone() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    {
+        let mut b = conn.lock_both();
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        assert!(pump::run(&mut b) || b.sw().pending().is_empty());
+        assert!(!pump::bereave(&mut b), "it is there");
+    }
+    theirs.write_all(b"not read").unwrap();
+    drop(theirs);
+    settle(conn, libc::POLLIN | libc::POLLRDHUP);
+    assert!(!conn.peer_closed());
+    assert!(pump::bereave(&mut conn.lock_both()));
+    assert!(conn.writable() && conn.peer_closed());
+    let byte = [0u8; 1];
+    let iov = one(byte.as_ptr().cast_mut().cast(), 1);
+    let mut last = None;
+    for _ in 0..1000 {
+        match put(fd, conn, Bufs { iov: &iov, skip: 0 }, libc::MSG_NOSIGNAL) {
+            Put::Error(e) => {
+                last = Some(e);
+                break;
+            }
+            _ => std::thread::sleep(std::time::Duration::from_millis(1)),
+        }
+    }
+    assert!(matches!(last, Some(libc::EPIPE | libc::ECONNRESET)), "{last:?}");
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
 /// Between a look at the ring and the sleep a connection may become the kernel's, which wakes nobody who sleeps here.
 #[test]
 fn nobody_sleeps_for_a_ring_that_was_left() {
