@@ -102,7 +102,7 @@ pub fn init() {
     if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
         table::init();
         READY.store(true, Release);
-        if c.links.shm {
+        if c.links.shm || c.links.verbs {
             crate::foreign::init();
         }
     }
