@@ -11,6 +11,7 @@ pub mod plan;
 pub mod raw;
 pub mod stats;
 pub mod svg;
+pub mod verbs;
 pub mod work;
 
 /// Runs one of the programs that are measured, if the words name one: its exit status.

@@ -1,7 +1,8 @@
 //! `rs-bench`: plain programs with and without ringsock, measured in pairs.
 //!
 //! Every case is run alternately plain and preloaded, in fresh processes, over loopback. What the
-//! library itself reports proves that bytes went over rings, or did not.
+//! library itself reports proves that bytes went over rings, or did not. `--verbs` makes the table of the `verbs`
+//! link instead, on a host (or in a machine of `ci/rdma-vm`) that has an RDMA device.
 
 mod run;
 
@@ -10,7 +11,7 @@ use run::{Case, Expect, Preload, Setting};
 use serde_json::{json, Value};
 use std::path::PathBuf;
 
-const USAGE: &str = "usage: rs-bench [--lib PATH] [--rounds N] [--quick] [--only NAME] [--json FILE]";
+const USAGE: &str = "usage: rs-bench [--lib PATH] [--rounds N] [--quick] [--only NAME] [--json FILE] [--verbs]";
 
 fn die(text: &str) -> ! {
     eprintln!("rs-bench: {text}");
@@ -59,6 +60,7 @@ fn main() {
         std::process::exit(code);
     }
     let (mut lib, mut rounds, mut quick, mut only, mut json_file) = (None, None, false, String::new(), None);
+    let mut verbs = false;
     let mut it = words.into_iter();
     while let Some(w) = it.next() {
         let mut value = || it.next().unwrap_or_else(|| die(&format!("{w} wants a value")));
@@ -66,6 +68,7 @@ fn main() {
             "--lib" => lib = Some(PathBuf::from(value())),
             "--rounds" => rounds = value().parse().ok().filter(|&n: &usize| n > 0),
             "--quick" => quick = true,
+            "--verbs" => verbs = true,
             "--only" => only = value(),
             "--json" => json_file = Some(value()),
             _ => die(USAGE),
@@ -77,6 +80,15 @@ fn main() {
     });
     let lib = lib.canonicalize().unwrap_or_else(|e| die(&format!("{}: {e}", lib.display())));
     let setting = Setting::new(lib).unwrap_or_else(|e| die(&e));
+    if verbs {
+        let rows = run::verbs(&setting, |n| if quick { n / 8 } else { n });
+        setting.clean();
+        let rows = rows.unwrap_or_else(|e| die(&e));
+        if let Some(f) = json_file {
+            std::fs::write(&f, format!("{:#}\n", json!(rows))).unwrap_or_else(|e| die(&format!("{f}: {e}")));
+        }
+        return;
+    }
     let rounds = rounds.unwrap_or(if quick { 2 } else { 5 });
     let (mut rows, mut bad) = (Vec::new(), 0);
     run::print_head();

@@ -15,6 +15,8 @@ pub enum Preload {
     Both,
     /// Both, with `RINGSOCK_LINKS=none`.
     NoLinks,
+    /// Both, with `RINGSOCK_LINKS=verbs`.
+    Verbs,
     /// The client only.
     Client,
     /// The server only.
@@ -139,7 +141,11 @@ fn last_json(mut out: BufReader<ChildStdout>) -> Result<Value, String> {
 /// One run: what it measured.
 fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
     let until = Instant::now() + LIMIT;
-    let links = (c.preload == Preload::NoLinks).then_some("none");
+    let links = match c.preload {
+        Preload::NoLinks => Some("none"),
+        Preload::Verbs => Some("verbs"),
+        _ => None,
+    };
     let server_pre = second && c.preload != Preload::Client;
     let client_pre = second && c.preload != Preload::Server;
     let words = |role: &str| -> Vec<String> { std::iter::once(role.to_string()).chain(c.job.words()).collect() };
@@ -175,6 +181,32 @@ fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
         Expect::Tcp if second && ring > 0 => Err(format!("{ring} bytes went over rings")),
         _ => Ok(v),
     }
+}
+
+/// The RDMA table: what sockets do over TCP and over the `verbs` link, beside a queue pair alone. Rows as JSON.
+pub fn verbs(s: &Setting, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, String> {
+    println!("{:<22} {:>12} {:>12} {:>12} {:>10}", "", "kernel TCP", "raw verbs", "ringsock", "of raw");
+    let mut rows = Vec::new();
+    for (kind, size, n, metric, unit) in [
+        ("pingpong", 64, 20_000, "median", "us"),
+        ("pingpong", 16 << 10, 4_000, "median", "us"),
+        ("stream", 64, 200_000, "bytes", "MB/s"),
+        ("stream", 1 << 10, 60_000, "bytes", "MB/s"),
+        ("stream", 64 << 10, 4_000, "bytes", "MB/s"),
+    ] {
+        let one = |kind: &str, second: bool| -> Result<f64, String> {
+            // Long enough for the link to be there before anything is measured.
+            let job = Job { kind: kind.into(), size, count: count(n), warm: 20_000 };
+            let expect = if second { Expect::Ring } else { Expect::Any };
+            let c = Case { name: String::new(), job, preload: Preload::Verbs, expect, metrics: &[] };
+            once(&c, s, second)?[metric].as_f64().ok_or(format!("no {metric}"))
+        };
+        let (tcp, raw, ours) = (one(kind, false)?, one(&format!("raw-{kind}"), false)?, one(kind, true)?);
+        let name = format!("{kind} {size}, {unit}");
+        println!("{name:<22} {tcp:>12.1} {raw:>12.1} {ours:>12.1} {:>10.2}", ours / raw);
+        rows.push(json!({ "kind": kind, "size": size, "unit": unit, "tcp": tcp, "raw": raw, "ringsock": ours }));
+    }
+    Ok(rows)
 }
 
 fn short(x: f64) -> String {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// What is measured; the same words go to server and client.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// `pingpong`, `epoll`, `stream`, `setup` or `call`.
+    /// `pingpong`, `epoll`, `stream`, `setup` or `call`; `raw-pingpong` and `raw-stream` are done by RDMA alone.
     pub kind: String,
     /// Bytes of a message.
     pub size: usize,
@@ -134,6 +134,9 @@ fn warm_up_server(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
 
 /// The server: says its port on standard output, serves the job, says its CPU time.
 pub fn serve(j: &Job) -> io::Result<()> {
+    if j.kind.starts_with("raw-") {
+        return crate::verbs::serve(j);
+    }
     let l = TcpListener::bind("127.0.0.1:0")?;
     println!("{}", l.local_addr()?.port());
     io::stdout().flush()?;
@@ -179,6 +182,7 @@ pub fn client(j: &Job, port: u16) -> io::Result<()> {
     let v = match j.kind.as_str() {
         "setup" => setup(j, port)?,
         "stream" => stream(j, port)?,
+        k if k.starts_with("raw-") => crate::verbs::client(j, port)?,
         _ => pingpong(j, port)?,
     };
     println!("{v}");
@@ -186,7 +190,7 @@ pub fn client(j: &Job, port: u16) -> io::Result<()> {
 }
 
 /// Median and 99th percentile in microseconds.
-fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
+pub(crate) fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
     ns.sort_unstable();
     let at = |q: f64| ns[((ns.len() - 1) as f64 * q) as usize] as f64 / 1000.0;
     (at(0.5), at(0.99))
