@@ -100,9 +100,13 @@ struct Inner {
 }
 
 impl Inner {
-    /// Takes an item out.
+    /// Takes an item out, and its place in the list of those that may be ready, which another may soon have.
     fn remove(&mut self, key: Key) -> Option<Item> {
-        self.items.remove(&key)
+        let item = self.items.remove(&key)?;
+        if item.listed {
+            self.ready.retain(|k| *k != key);
+        }
+        Some(item)
     }
 
     /// The one item that has this data, by which the kernel names it. `None`: there is none, or there are several.

@@ -206,8 +206,10 @@ pub fn manage(b: &mut Both) -> bool {
             i.managed = true;
             i.rearmed = false;
             i.since = s.rounds.load(Relaxed);
-            i.listed = true;
-            inner.ready.push_back(key);
+            // It may be listed since it was managed before.
+            if !core::mem::replace(&mut i.listed, true) {
+                inner.ready.push_back(key);
+            }
             s.listed.store(inner.ready.len() as u32, SeqCst);
             s.managed.fetch_add(1, SeqCst);
             s.moves.fetch_add(1, SeqCst);
