@@ -76,6 +76,8 @@ struct Item {
     muted: bool,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
+    /// Counts the times it was changed: who looks at it without the lock must not report it as it was before.
+    changes: u32,
 }
 
 impl Item {
@@ -84,7 +86,7 @@ impl Item {
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
         let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
-        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed }
+        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed, changes: 0 }
     }
 }
 

@@ -147,6 +147,7 @@ impl Set {
         item.spent = false;
         item.told = Told::NOTHING;
         item.rearmed = managed;
+        item.changes = item.changes.wrapping_add(1);
         self.unmute(item);
         if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
             mine.push((self, fd));
