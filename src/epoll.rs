@@ -86,7 +86,22 @@ impl Item {
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
         let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
-        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed, changes: 0 }
+        Item {
+            conn,
+            gen,
+            events,
+            data,
+            managed,
+            listed,
+            spent,
+            moving,
+            round: 0,
+            since: 0,
+            told,
+            muted,
+            rearmed,
+            changes: 0,
+        }
     }
 }
 
