@@ -5,6 +5,10 @@ use crate::signals::{self, Since, Sleep};
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
+/// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
+/// and its events.
+type Candidate = (Key, &'static Conn, (u32, u32), u32);
+
 impl Set {
     /// Removes the bell's own events.
     fn without_token(&self, evs: *mut epoll_event, n: usize) -> usize {
@@ -37,7 +41,7 @@ impl Set {
         let mut out = 0;
         let mut left = self.listed.load(Relaxed) as usize;
         while left > 0 && out < max {
-            let mut batch: [Option<(Key, &'static Conn, (u32, u32), u32)>; BATCH] = [None; BATCH];
+            let mut batch: [Option<Candidate>; BATCH] = [None; BATCH];
             let mut n = 0;
             {
                 let _g = self.lock.lock();
