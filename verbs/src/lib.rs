@@ -85,6 +85,26 @@ struct Ctx {
     queue: VecDeque<Event>,
     /// Queue pairs, for events that name a completion queue or nothing.
     open: Vec<*mut Id>,
+    /// All that are not closed.
+    ids: Vec<*mut Id>,
+    gone: Vec<Gone>,
+}
+
+/// A device that is being removed. The kernel waits with that until nobody has it open any more, if the device's
+/// driver knows no better (rxe), and librdmacm would keep it open.
+struct Gone {
+    verbs: *mut Context,
+    cmd_fd: c_int,
+    async_fd: c_int,
+    /// What `cmd_fd` was.
+    number: libc::dev_t,
+}
+
+/// Which device file an fd is.
+fn device_of(fd: c_int) -> Option<libc::dev_t> {
+    let mut st = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: written before it is read.
+    unsafe { (libc::fstat(fd, st.as_mut_ptr()) == 0).then(|| st.assume_init().st_rdev) }
 }
 
 /// A listener, an attempt, or a connection.
@@ -162,6 +182,7 @@ impl Ctx {
         }));
         // SAFETY: a live id of librdmacm.
         unsafe { (*cm).context = id.cast() };
+        self.ids.push(id);
         id
     }
 
@@ -213,6 +234,40 @@ impl Ctx {
                 let ear = Box::from_raw(d.ear);
                 (self.release)((*ear.channel).fd);
                 (self.lib.ibv_destroy_comp_channel)(ear.channel);
+            }
+        }
+    }
+
+    /// The device of `verbs` is being removed.
+    fn goes(&mut self, verbs: *mut Context) {
+        if verbs.is_null() || self.gone.iter().any(|g| g.verbs == verbs) {
+            return;
+        }
+        // SAFETY: a live context: librdmacm keeps it at least as long as the id that the event was for.
+        let (cmd_fd, async_fd) = unsafe { ((*verbs).cmd_fd, (*verbs).async_fd) };
+        if let Some(number) = device_of(cmd_fd) {
+            self.gone.push(Gone { verbs, cmd_fd, async_fd, number });
+        }
+    }
+
+    /// Puts something else in the place of the files of devices that are being removed and that nothing uses any more.
+    fn let_go(&mut self) {
+        // SAFETY: ids in the list are live.
+        let used = |v: *mut Context, ids: &[*mut Id]| ids.iter().any(|id| unsafe { (*(**id).cm).verbs } == v);
+        for g in self.gone.extract_if(.., |g| !used(g.verbs, &self.ids)) {
+            self.placed.retain(|fd| *fd != g.cmd_fd);
+            // librdmacm may have closed it by itself, and the number be somebody else's.
+            if device_of(g.cmd_fd) != Some(g.number) {
+                continue;
+            }
+            // SAFETY: fds of the context's, which only fails calls from now on.
+            unsafe {
+                let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+                for fd in [g.cmd_fd, g.async_fd] {
+                    (self.release)(fd);
+                    libc::dup3(null, fd, libc::O_CLOEXEC);
+                }
+                libc::close(null);
             }
         }
     }
@@ -294,7 +349,12 @@ impl Ctx {
                 cm::ESTABLISHED => What::Established,
                 cm::REJECTED => What::Rejected,
                 cm::ADDR_ERROR | cm::ROUTE_ERROR | cm::CONNECT_ERROR | cm::UNREACHABLE => What::Unreachable,
-                cm::DISCONNECTED | cm::DEVICE_REMOVAL => What::Lost,
+                cm::DISCONNECTED => What::Lost,
+                cm::DEVICE_REMOVAL => {
+                    // SAFETY: a live id.
+                    self.goes(unsafe { (*cm_id).verbs });
+                    What::Lost
+                }
                 _ => continue,
             };
             self.queue.push_back(ev);
@@ -356,6 +416,8 @@ unsafe extern "C" fn start(o: *mut Options) -> *mut c_void {
         software: o.software != 0,
         queue: VecDeque::new(),
         open: Vec::new(),
+        ids: Vec::new(),
+        gone: Vec::new(),
     });
     // SAFETY: a live channel.
     ctx.watch(unsafe { (*channel).fd });
@@ -610,6 +672,7 @@ unsafe extern "C" fn close(id: *mut c_void) {
     // SAFETY: the context outlives its ids; only the background thread closes.
     let ctx = unsafe { &mut *id.ctx };
     ctx.open.retain(|p| !std::ptr::eq(*p, &*id));
+    ctx.ids.retain(|p| !std::ptr::eq(*p, &*id));
     let me: *const Id = &*id;
     ctx.queue.retain(|e| !std::ptr::eq(e.id.cast::<Id>(), me));
     // SAFETY: everything was made by `open` and `register`, and goes in the reverse order.
@@ -632,6 +695,7 @@ unsafe extern "C" fn close(id: *mut c_void) {
         }
         (ctx.lib.rdma_destroy_id)(id.cm);
     }
+    ctx.let_go();
 }
 
 /// Writes that go to the device in one call.
