@@ -76,8 +76,6 @@ struct Item {
     muted: bool,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
-    /// Counts the times it was changed: who looks at it without the lock must not report it as it was before.
-    changes: u32,
 }
 
 impl Item {
@@ -86,22 +84,7 @@ impl Item {
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
         let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
-        Item {
-            conn,
-            gen,
-            events,
-            data,
-            managed,
-            listed,
-            spent,
-            moving,
-            round: 0,
-            since: 0,
-            told,
-            muted,
-            rearmed,
-            changes: 0,
-        }
+        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed }
     }
 }
 
@@ -117,13 +100,9 @@ struct Inner {
 }
 
 impl Inner {
-    /// Takes an item out, and its place in the list of those that may be ready, which another may soon have.
+    /// Takes an item out.
     fn remove(&mut self, key: Key) -> Option<Item> {
-        let item = self.items.remove(&key)?;
-        if item.listed {
-            self.ready.retain(|k| *k != key);
-        }
-        Some(item)
+        self.items.remove(&key)
     }
 
     /// The one item that has this data, by which the kernel names it. `None`: there is none, or there are several.

@@ -17,6 +17,7 @@ enum End {
 struct Plan {
     port: u16,
     conns: usize,
+    warm: u64,
     rounds: u64,
     max: usize,
     seed: u64,
@@ -98,6 +99,15 @@ fn work(p: &Plan) -> Result<End, String> {
                 Err(e) => return Err(format!("connect: {}", sys::strerror(e))),
             }
         }
+        for _ in 0..p.warm {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            for c in conns.iter_mut() {
+                if let Some(e) = round(c, 1, p, &mut out, &mut inp)? {
+                    return Ok(End::Death(e, total));
+                }
+                total += 1;
+            }
+        }
         for _ in 0..p.rounds {
             for c in conns.iter_mut() {
                 let n = rng.log_uniform(1, p.max);
@@ -119,8 +129,9 @@ fn work(p: &Plan) -> Result<End, String> {
     Ok(End::Whole(total))
 }
 
-/// `echo-client --port P [--conns N] [--threads M] [--rounds R] [--max B] [--seed S]
-/// [--pause-us U] [--reconnect K] [--select] [--expect-death] [--limit-s S]`: N connections in all.
+/// `echo-client --port P [--conns N] [--threads M] [--rounds R] [--max B] [--seed S] [--warm W]
+/// [--pause-us U] [--reconnect K] [--select] [--expect-death] [--limit-s S]`: N connections in all. The
+/// first W rounds are of one byte, with pauses.
 pub fn run(a: &Args) -> i32 {
     util::watchdog(a.num("limit-s", 120));
     let threads = a.num("threads", 1).max(1) as usize;
@@ -128,6 +139,7 @@ pub fn run(a: &Args) -> i32 {
     let base = Plan {
         port: a.num("port", 0) as u16,
         conns: 0,
+        warm: a.num("warm", 0),
         rounds: a.num("rounds", 100),
         max: a.num("max", 64 << 10) as usize,
         seed: a.num("seed", 1),

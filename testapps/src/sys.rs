@@ -4,6 +4,7 @@
 //! library's own symbol, where a preloaded library can see it.
 
 use libc::{c_int, c_void, pollfd, size_t, ssize_t};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 
 /// An `errno` value.
@@ -377,27 +378,45 @@ pub fn sendfile(out: RawFd, file: RawFd, off: &mut i64, n: usize) -> R<usize> {
     size(unsafe { libc::sendfile(out, file, off, n) })
 }
 
-/// The address that servers listen at and clients connect to: `RS_APP_HOST` (IPv4), or 127.0.0.1.
-fn host() -> [u8; 4] {
+/// The address that servers listen at and clients connect to: `RS_APP_HOST`, or 127.0.0.1.
+fn host() -> IpAddr {
     let text = std::env::var("RS_APP_HOST").unwrap_or_default();
-    text.parse::<std::net::Ipv4Addr>().map_or([127, 0, 0, 1], |a| a.octets())
+    text.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-fn sockaddr(port: u16) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as u16,
-        sin_port: port.to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(host()) },
-        sin_zero: [0; 8],
+fn sockaddr(port: u16) -> libc::sockaddr_storage {
+    // SAFETY: zeroes are valid.
+    let mut s: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    // SAFETY: either kind of address fits.
+    unsafe {
+        match host() {
+            IpAddr::V4(a) => {
+                let to = &mut *(&raw mut s).cast::<libc::sockaddr_in>();
+                (to.sin_family, to.sin_port) = (libc::AF_INET as u16, port.to_be());
+                to.sin_addr.s_addr = u32::from_ne_bytes(a.octets());
+            }
+            IpAddr::V6(a) => {
+                let to = &mut *(&raw mut s).cast::<libc::sockaddr_in6>();
+                (to.sin6_family, to.sin6_port) = (libc::AF_INET6 as u16, port.to_be());
+                to.sin6_addr.s6_addr = a.octets();
+            }
+        }
+    }
+    s
+}
+
+fn addr_len() -> libc::socklen_t {
+    match host() {
+        IpAddr::V4(_) => std::mem::size_of::<libc::sockaddr_in>() as libc::socklen_t,
+        IpAddr::V6(_) => std::mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t,
     }
 }
 
-const ADDR_LEN: libc::socklen_t = std::mem::size_of::<libc::sockaddr_in>() as libc::socklen_t;
-
-/// A new TCP socket (IPv4).
+/// A new TCP socket.
 pub fn tcp_socket() -> R<RawFd> {
+    let family = if host().is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: no pointers.
-    int(unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })
+    int(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })
 }
 
 /// A listener on 127.0.0.1 (`port` 0: any): (fd, port).
@@ -407,7 +426,7 @@ pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
     let a = sockaddr(port);
     // SAFETY: an address of the length that is given; then no pointers.
     unsafe {
-        int(libc::bind(fd, &a as *const _ as *const libc::sockaddr, ADDR_LEN))?;
+        int(libc::bind(fd, &a as *const _ as *const libc::sockaddr, addr_len()))?;
         int(libc::listen(fd, backlog))?;
     }
     Ok((fd, sockname(fd, false)?.1))
@@ -418,7 +437,7 @@ pub fn connect(port: u16) -> R<RawFd> {
     let fd = tcp_socket()?;
     let a = sockaddr(port);
     // SAFETY: an address of the length that is given.
-    let r = int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, ADDR_LEN) });
+    let r = int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, addr_len()) });
     if let Err(e) = r {
         close(fd)?;
         return Err(e);
@@ -441,10 +460,10 @@ pub fn nodelay(fd: RawFd) -> R<()> {
     setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1 as c_int)
 }
 
-/// `getsockname(2)` or `getpeername(2)`: (IPv4 address, port).
+/// `getsockname(2)` or `getpeername(2)`: (IPv4 address, port). Of an IPv6 socket only the port means anything.
 pub fn sockname(fd: RawFd, peer: bool) -> R<([u8; 4], u16)> {
     let mut a = sockaddr(0);
-    let mut n = ADDR_LEN;
+    let mut n = addr_len();
     let p = &mut a as *mut _ as *mut libc::sockaddr;
     // SAFETY: room for one address of the length that is given.
     int(unsafe {
@@ -454,6 +473,8 @@ pub fn sockname(fd: RawFd, peer: bool) -> R<([u8; 4], u16)> {
             libc::getsockname(fd, p, &mut n)
         }
     })?;
+    // SAFETY: the port lies at the same place in both kinds.
+    let a = unsafe { &*(&raw const a).cast::<libc::sockaddr_in>() };
     Ok((a.sin_addr.s_addr.to_ne_bytes(), u16::from_be(a.sin_port)))
 }
 
