@@ -843,6 +843,9 @@ impl Conn {
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        } else if end & END_FAILED != 0 {
+            // How the kernel's socket fared after that is no news.
+            r |= libc::EPOLLHUP as u32;
         } else if end & END_EOF != 0 {
             r |= self.kernel_hangup();
         } else if self.peer_closed() {

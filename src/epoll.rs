@@ -76,6 +76,8 @@ struct Item {
     muted: bool,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
+    /// Counts the times it was changed: who looks at it without the lock must not report it as it was before.
+    changes: u32,
 }
 
 impl Item {
@@ -84,7 +86,22 @@ impl Item {
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
         let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
-        Item { conn, gen, events, data, managed, listed, spent, moving, round: 0, since: 0, told, muted, rearmed }
+        Item {
+            conn,
+            gen,
+            events,
+            data,
+            managed,
+            listed,
+            spent,
+            moving,
+            round: 0,
+            since: 0,
+            told,
+            muted,
+            rearmed,
+            changes: 0,
+        }
     }
 }
 
@@ -100,9 +117,13 @@ struct Inner {
 }
 
 impl Inner {
-    /// Takes an item out.
+    /// Takes an item out, and its place in the list of those that may be ready, which another may soon have.
     fn remove(&mut self, key: Key) -> Option<Item> {
-        self.items.remove(&key)
+        let item = self.items.remove(&key)?;
+        if item.listed {
+            self.ready.retain(|k| *k != key);
+        }
+        Some(item)
     }
 
     /// The one item that has this data, by which the kernel names it. `None`: there is none, or there are several.

@@ -545,6 +545,14 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if !table::is(fd, conn) || !conn.is_managed() {
         return Put::Gone;
     }
+    if conn.peer_closed() && !conn.has_ended(END_EOF) {
+        // How it ended is for this call to tell, if nobody has looked yet.
+        drop(tx);
+        if pump::run(&mut conn.lock_both()) {
+            return Put::Gone;
+        }
+        tx = conn.lock_tx();
+    }
     if conn.has_ended(END_RESET) {
         let e = conn.take_error();
         if e != 0 {
@@ -674,6 +682,9 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
 /// A send of no bytes: tells errors, as any other.
 fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
     let quiet = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    if conn.peer_closed() && !conn.has_ended(END_EOF) {
+        pump::drive(conn);
+    }
     let e = match conn.take_error() {
         0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
         // SAFETY: no bytes are read.

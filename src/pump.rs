@@ -93,13 +93,15 @@ fn start_mark(b: &mut Both) -> bool {
     if conn.local().tx_inflight.load(SeqCst) > 0 {
         return false;
     }
-    // An end of the stream must not wait until the program has read what stands before the peer's mark.
-    if conn.has_ended(END_WRSHUT)
-        && !conn.confirmed.load(Acquire)
-        && b.sw().rx() == RxPath::Armed
-        && crate::io::mark_is_there(conn, &mut b.rx)
-    {
-        conn.confirmed.store(true, Release);
+    // Our mark must not wait until the program has read what stands before the peer's: an end of either direction, and
+    // a return, would wait for that too. Behind a long stretch it is looked for only where one has ended.
+    if !conn.confirmed.load(Acquire) && b.sw().rx() == RxPath::Armed {
+        const NEAR: usize = 64 << 10;
+        let peers = conn.peer().map_or(0, |p| p.flags.load(Acquire));
+        let most = if conn.has_ended(END_WRSHUT) || peers & (FIN | CLOSED) != 0 { usize::MAX } else { NEAR };
+        if peers & MARK_BEGUN != 0 && crate::io::mark_is_there(conn, &mut b.rx, most) {
+            conn.confirmed.store(true, Release);
+        }
     }
     if conn.confirmed.load(Acquire) {
         let nonce = b.tx.peer_nonce();

@@ -147,6 +147,7 @@ impl Set {
         item.spent = false;
         item.told = Told::NOTHING;
         item.rearmed = managed;
+        item.changes = item.changes.wrapping_add(1);
         self.unmute(item);
         if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
             mine.push((self, fd));
@@ -206,8 +207,10 @@ pub fn manage(b: &mut Both) -> bool {
             i.managed = true;
             i.rearmed = false;
             i.since = s.rounds.load(Relaxed);
-            i.listed = true;
-            inner.ready.push_back(key);
+            // It may be listed since it was managed before.
+            if !core::mem::replace(&mut i.listed, true) {
+                inner.ready.push_back(key);
+            }
             s.listed.store(inner.ready.len() as u32, SeqCst);
             s.managed.fetch_add(1, SeqCst);
             s.moves.fetch_add(1, SeqCst);

@@ -5,6 +5,10 @@ use crate::signals::{self, Since, Sleep};
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
+/// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
+/// and its events.
+type Candidate = (Key, &'static Conn, (u32, u32), u32);
+
 impl Set {
     /// Removes the bell's own events.
     fn without_token(&self, evs: *mut epoll_event, n: usize) -> usize {
@@ -37,7 +41,7 @@ impl Set {
         let mut out = 0;
         let mut left = self.listed.load(Relaxed) as usize;
         while left > 0 && out < max {
-            let mut batch: [Option<(Key, &'static Conn, u32, u32)>; BATCH] = [None; BATCH];
+            let mut batch: [Option<Candidate>; BATCH] = [None; BATCH];
             let mut n = 0;
             {
                 let _g = self.lock.lock();
@@ -53,7 +57,7 @@ impl Set {
                             inner.ready.push_back(key);
                             left -= 1;
                         } else if i.managed && !i.spent {
-                            batch[n] = Some((key, i.conn, i.gen, i.events));
+                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events));
                             n += 1;
                         }
                     }
@@ -64,7 +68,7 @@ impl Set {
                 break;
             }
             left -= n;
-            for (key, conn, gen, events) in batch[..n].iter().flatten().copied() {
+            for (key, conn, which, events) in batch[..n].iter().flatten().copied() {
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
                 if events & ET == 0 {
@@ -86,7 +90,8 @@ impl Set {
                 // SAFETY: guarded by `lock`.
                 let inner = unsafe { &mut *self.inner.get() };
                 let Some(i) = inner.items.get_mut(&key) else { continue };
-                if i.gen != gen || i.spent || !i.managed {
+                // A change lists it again.
+                if (i.gen, i.changes) != which || i.spent || !i.managed {
                     continue;
                 }
                 if moves && !i.moving {

@@ -150,12 +150,12 @@ unsafe impl Sync for Nowhere {}
 const NOWHERE: usize = 64 << 10;
 static PASSED: Nowhere = Nowhere(core::cell::UnsafeCell::new([0; NOWHERE]));
 
-/// Whether the peer's whole mark is in the TCP stream, behind whatever the program has not read yet. Copies all that
-/// is before it.
-pub fn mark_is_there(conn: &Conn, rx: &mut Rx) -> bool {
+/// Whether the peer's whole mark is in the TCP stream, behind whatever the program has not read yet, if that is no more
+/// than `most` bytes: they are all copied.
+pub fn mark_is_there(conn: &Conn, rx: &mut Rx, most: usize) -> bool {
     const PARTS: usize = 128;
     let (from, true) = before_mark(conn, rx) else { return false };
-    if conn.mark_got.load(Relaxed) > 0 || from > (PARTS - 1) * NOWHERE {
+    if conn.mark_got.load(Relaxed) > 0 || from > most.min((PARTS - 1) * NOWHERE) {
         return false;
     }
     let mut buf = [0u8; wire::MARK_LEN];

@@ -41,6 +41,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-round-robin", round_robin),
     ("epoll-ctl-errors", ctl_errors),
     ("epoll-close-removes", close_removes),
+    ("epoll-added-again", added_again),
     ("epoll-timeout", epoll_timeout),
     ("epoll-pwait2", pwait2),
     ("epoll-data", data),
@@ -57,7 +58,7 @@ pub fn set(cx: &Cx, events: i32) -> Result<RawFd, Why> {
 /// The events of the set's only fd, 0 if there are none in time.
 pub fn events(ep: RawFd, ms: i32) -> Result<i32, Why> {
     let v = sys::epoll_wait(ep, 8, ms)?;
-    ensure!(v.len() <= 1, "{} events of one fd", v.len());
+    ensure!(v.len() <= 1, "{} events of one fd: {v:?}", v.len());
     ensure!(v.iter().all(|e| e.1 == 7), "wrong data {v:?}");
     Ok(v.first().map_or(0, |e| e.0 as i32))
 }
@@ -539,6 +540,21 @@ fn ctl_errors(cx: &mut Cx) -> Res {
     same!(events(ep, 2000)?, EPOLLIN, "the event after that");
     cx.wait()?;
     cx.recv(10)
+}
+
+fn added_again(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    for _ in 0..3 {
+        same!(events(ep, 1000)?, EPOLLIN, "events");
+        sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events when it is added again");
+    }
+    cx.recv(10)?;
+    same!(events(ep, 20)?, 0, "events when it is read");
+    Ok(())
 }
 
 fn close_removes(cx: &mut Cx) -> Res {
