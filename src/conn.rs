@@ -677,7 +677,8 @@ impl Conn {
     /// Whether something is there to be read (or an end or error to be reported). In the middle of a return that
     /// may be on its way from the ring to TCP, and a receive waits for it; but once only, for a peer may be stopped.
     pub fn readable(&self) -> bool {
-        if self.takeable() {
+        let lowat = self.rcvlowat.load(Relaxed);
+        if self.takeable(lowat) {
             return true;
         }
         if self.late.load(Relaxed) {
@@ -686,43 +687,41 @@ impl Conn {
         let mut rx = self.lock_rx();
         matches!(rx.path(), RxPath::Returning | RxPath::Replay)
             && self.is_mapped()
-            && crate::io::unread(&mut rx) >= self.rcvlowat.load(Relaxed).max(1) as usize
+            && crate::io::unread(&mut rx) >= lowat.max(1) as usize
     }
 
-    /// Whether a receive would find something now. Looks into the kernel where the bytes still come from TCP.
-    pub fn takeable(&self) -> bool {
+    /// Whether a receive would find `want` bytes now, or an end. Looks into the kernel where the bytes still come from TCP.
+    pub fn takeable(&self, want: u32) -> bool {
+        let want = want.max(1) as usize;
         if self.has_ended(END_RESET | END_RDSHUT) {
             return true;
         }
         let mut rx = self.lock_rx();
         match rx.path() {
             RxPath::Ring | RxPath::Returning | RxPath::RingFinal => {
-                let want = u64::from(self.rcvlowat.load(Relaxed).max(1));
                 let returning = rx.path() == RxPath::Returning;
                 let n = rx.ring().waiting();
-                (!returning && (n >= want || self.fin_seen())) || self.has_ended(END_EOF)
+                (!returning && (n >= want as u64 || self.fin_seen())) || self.has_ended(END_EOF)
             }
             RxPath::Tcp | RxPath::Replay => {
                 let fd = self.local().fd.load(Relaxed);
                 let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
                 // The kernel's own `SO_RCVLOWAT` is 1 now.
-                let want = self.rcvlowat.load(Relaxed) as i32;
-                let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want);
+                let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32);
                 e != 0 && (want <= 1 || !few())
             }
             RxPath::Armed => match crate::io::front(&mut rx) {
-                Front::App(_) if self.rcvlowat.load(Relaxed) > 1 => {
+                Front::App(_) if want > 1 => {
                     let (n, whole) = crate::io::before_mark(self, &rx);
                     let rest = if whole && rx.ring().is_attached() { rx.ring().waiting() as usize } else { 0 };
-                    n + rest >= self.rcvlowat.load(Relaxed) as usize || self.fin_seen()
+                    n + rest >= want || self.fin_seen()
                 }
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
                 front @ (Front::Mark | Front::Part(_)) => {
                     // Nothing else will look at it: its arrival was announced together with the bytes before it.
                     self.ask(ask::PUMP);
-                    let want = u64::from(self.rcvlowat.load(Relaxed).max(1));
-                    front == Front::Mark && rx.ring().is_attached() && rx.ring().waiting() >= want
+                    front == Front::Mark && rx.ring().is_attached() && rx.ring().waiting() >= want as u64
                 }
             },
         }

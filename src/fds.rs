@@ -622,7 +622,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return Outcome::Bypass;
     }
     // What an upgrade or a return under way makes of it must not be in between.
-    let _both = (name == libc::SO_RCVLOWAT).then(|| c.lock_both());
+    let both = (name == libc::SO_RCVLOWAT).then(|| c.lock_both());
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
@@ -640,7 +640,15 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return outcome(r);
     }
     match name {
-        libc::SO_RCVLOWAT if c.is_managed() => take_lowat(c, fd),
+        libc::SO_RCVLOWAT => {
+            // It wakes whoever waits for an edge.
+            c.kicks.fetch_add(1, SeqCst);
+            if c.is_managed() {
+                take_lowat(c, fd);
+                drop(both);
+                c.notify();
+            }
+        }
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_SNDBUF => read_options(c, fd),
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.

@@ -431,8 +431,9 @@ fn recv_managed(
         if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() && !told() {
             return Step::Return(Outcome::Done(0));
         }
-        if together && b.skip == 0 && conn.is_managed() && !conn.takeable() {
-            match wait(fd, conn, false, deadline, false, since) {
+        let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
+        if together && b.skip == 0 && conn.is_managed() && !conn.takeable(want) {
+            match wait(fd, conn, Some(want), deadline, false, since) {
                 Ok(()) => continue,
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
@@ -457,8 +458,13 @@ fn recv_managed(
             Take::End => return Step::Return(Outcome::Done(0)),
             Take::Error(e) => return Step::Return(Outcome::Fail(e)),
             Take::Gone => return Step::Again,
+            // Wherever the connection is on its way to: nothing comes any more that this end takes.
+            Take::Empty if conn.has_ended(END_RDSHUT) && unread(&mut conn.lock_rx()) == 0 => match failed(conn) {
+                Take::Error(e) => return Step::Return(Outcome::Fail(e)),
+                _ => return Step::Return(Outcome::Done(0)),
+            },
             Take::Empty if may_wait => {
-                if let Err(e) = wait(fd, conn, false, deadline, b.skip > 0, since) {
+                if let Err(e) = wait(fd, conn, Some(want), deadline, b.skip > 0, since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -671,7 +677,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Full => {
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, true, deadline, b.skip > 0, since) {
+                if let Err(e) = wait(fd, conn, None, deadline, b.skip > 0, since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -701,6 +707,9 @@ fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
 /// The error that a connection on the ring is to report next, if there is one; it is reported by that.
 pub fn pending_error(fd: c_int) -> Option<Errno> {
     let conn = table::conn(fd)?;
+    if conn.phase() == Phase::Managed && conn.peer_closed() && !conn.has_ended(END_EOF) {
+        pump::drive(conn);
+    }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
     let e = match conn.take_error() {
         0 if kernel => sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0),

@@ -348,10 +348,13 @@ impl Bg {
         }
         fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
-        if conn.has_ended(END_WRSHUT) {
-            conn.set_phase(Phase::Plain);
-            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-            let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+        for (ended, how) in [(END_WRSHUT, libc::SHUT_WR), (END_RDSHUT, libc::SHUT_RD)] {
+            if conn.has_ended(ended) {
+                conn.set_phase(Phase::Plain);
+                // This also wakes threads that wait in the kernel.
+                // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
+            }
         }
         epoll::unmanage(&mut b);
         drop(b);

@@ -5,23 +5,24 @@ use crate::bell;
 use crate::sync::{full_fence, timespec_of, WaitV};
 use core::sync::atomic::AtomicBool;
 
-/// Sleeps until the connection may be readable (or writable). `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
+/// Sleeps until `Some` bytes may be received, or (`None`) something sent. `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
 /// `begun`: some bytes are transferred already, so that every signal ends the call.
 pub(super) fn wait(
     fd: c_int,
     conn: &Conn,
-    to_write: bool,
+    want: Option<u32>,
     deadline: i64,
     begun: bool,
     since: Since,
 ) -> Result<(), Errno> {
+    let to_write = want.is_none();
     let (bits, count): (u32, &AtomicU32) =
         if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
     conn.in_sight();
     release(conn);
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
-    let ready = || changed() || if to_write { conn.writable() } else { quickly_readable(conn) };
+    let ready = || changed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));
     if spin(ready, || deadline > 0 && now_ns() >= deadline) {
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
@@ -53,7 +54,7 @@ pub(super) fn wait(
         let place = if conn.remote().is_some() { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
-        if !conn.is_managed() || if to_write { conn.writable() } else { conn.takeable() } {
+        if !conn.is_managed() || want.map_or_else(|| conn.writable(), |n| conn.takeable(n)) {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
@@ -163,15 +164,16 @@ fn futex_sleep(words: [(*const AtomicU32, u32); 2], slices: bool, deadline: i64,
 
 /// Without the lock where the ring tells.
 #[inline]
-fn quickly_readable(conn: &Conn) -> bool {
+fn quickly_readable(conn: &Conn, want: u32) -> bool {
     if conn.end.load(Relaxed) != 0 {
-        return conn.takeable();
+        return conn.takeable(want);
     }
     match (conn.own(), conn.peer()) {
         // Only where both directions are on the ring, and stay there, do the cursors alone tell.
         (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
-            peer.produced.load(Acquire) != own.consumed.load(Relaxed) || peer.flags.load(Relaxed) & FIN != 0
+            peer.produced.load(Acquire).wrapping_sub(own.consumed.load(Relaxed)) >= u64::from(want)
+                || peer.flags.load(Relaxed) & FIN != 0
         }
-        _ => conn.takeable(),
+        _ => conn.takeable(want),
     }
 }

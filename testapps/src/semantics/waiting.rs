@@ -29,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-oneshot", oneshot),
     ("epoll-rdhup", rdhup),
     ("epoll-rdhup-edge", rdhup_edge),
+    ("epoll-edge-of-a-threshold", edge_of_a_threshold),
     ("epoll-edge-of-the-end", |cx| edge_of_the_end(cx, 10)),
     ("epoll-edge-of-the-end-behind-bytes", |cx| edge_of_the_end(cx, 4)),
     ("epoll-hup", hup),
@@ -373,6 +374,21 @@ fn rdhup_edge(cx: &mut Cx) -> Res {
     cx.recv(10)?;
     same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
     Ok(())
+}
+
+/// `SO_RCVLOWAT` wakes whoever waits, if what is there is enough.
+fn edge_of_a_threshold(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the edge of data");
+    same!(events(ep, 20)?, 0, "a second one");
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 5i32)?;
+    same!(events(ep, 2000)?, EPOLLIN, "the edge of a threshold that is reached");
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 50i32)?;
+    same!(events(ep, 20)?, 0, "one of a threshold that is not");
+    // A receive waits for no more than it asks for.
+    cx.recv(10)
 }
 
 /// A program that was told of 10 bytes, took `n` of them and did not ask for `EPOLLRDHUP`: the end is an edge too.
