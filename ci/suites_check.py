@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
-libuv's, libevent's, tokio's. Both ends of nearly all their connections are in
+libuv's, libevent's, tokio's, Node.js'. Both ends of nearly all their connections are in
 the preloaded processes, so these must leave TCP: a suite of which no
 connection did counts as failed.
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events
+from suites import cpython, crates, events, node
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -29,7 +29,12 @@ SUITES = {
     "libuv": events.prepare_libuv,
     "libevent": events.prepare_libevent,
     "tokio": crates.prepare,
+    "node": node.prepare,
 }
+
+# Suites whose tests sleep most of the time, and how many times as many of them run at a time.
+IDLERS = {"node"}
+IDLE = 4
 
 # (suite, variant, test), each a pattern, and why its failure says nothing.
 FLAKY = [
@@ -100,7 +105,7 @@ def main():
             continue
         places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed) for v in variants}
         results = {v: {} for v in variants}
-        jobs = 1 if os.geteuid() != 0 else a.jobs
+        jobs = 1 if os.geteuid() != 0 else a.jobs * (IDLE if name in IDLERS else 1)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             futures = {pool.submit(f, places[v]): v for _, f in units for v in variants}
             for future in concurrent.futures.as_completed(futures):

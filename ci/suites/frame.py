@@ -93,12 +93,21 @@ def debian_source(package):
     lines = set(run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).split("\n"))
     keys = glob.glob("/usr/share/keyrings/*archive-keyring.gpg")
     signed = f"[signed-by={','.join(keys)}] " if keys else ""
-    with open(os.path.join(place, "sources.list"), "w", encoding="utf-8") as f:
-        f.writelines(f"deb-src {signed}{line}\n" for line in sorted(lines) if line.count(" ") == 2)
+    lines = [f"deb-src {signed}{line}\n" for line in sorted(lines) if line.count(" ") == 2]
     own = ["-o", f"Dir::Etc::SourceList={place}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null"]
     own += ["-o", f"Dir::State::Lists={place}/lists", "-o", f"Dir::Cache={place}", "-o", "APT::Sandbox::User=root"]
-    run(["apt-get", *own, "update", "-qq"], timeout=300)
-    run(["apt-get", *own, "source", "-qq", package], cwd=place, timeout=300)
+    # A mirror of the security archive may lack the sources that its own list names.
+    for wanted in lines, [line for line in lines if "-security" not in line]:
+        with open(os.path.join(place, "sources.list"), "w", encoding="utf-8") as f:
+            f.writelines(wanted)
+        run(["apt-get", *own, "update", "-qq"], timeout=300)
+        try:
+            run(["apt-get", *own, "source", "-qq", package], cwd=place, timeout=300)
+            break
+        except Unavailable as e:
+            why = e
+    else:
+        raise why
     there = [d for d in glob.glob(os.path.join(place, "*")) if os.path.isdir(os.path.join(d, "debian"))]
     if not there:
         raise Unavailable(f"the source of {package} did not unpack")
