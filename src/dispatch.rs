@@ -12,6 +12,7 @@
 
 use crate::ops::{self, Outcome};
 use crate::sys::syscall6;
+use crate::table;
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -231,6 +232,9 @@ pub unsafe fn sendto(
 /// # Safety
 /// As `recvmmsg`.
 pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> Outcome {
+    if table::is_foreign(fd) {
+        return Bypass;
+    }
     let Some(limit) = timespec_ns(timeout) else { return Bypass };
     // The time limit is looked at between messages only.
     let end = if limit < 0 { 0 } else { now_ns().saturating_add(limit) };
@@ -281,6 +285,9 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
 /// # Safety
 /// As `sendmmsg`.
 pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     let mut done = 0usize;
     while done < (n as usize).min(MAX_VECTORS) {
         let entry = msgs.add(done);
@@ -339,6 +346,9 @@ pub unsafe fn received_fds(msg: *const msghdr) {
 /// # Safety
 /// As `ppoll`.
 pub unsafe fn ppoll(fds: *mut pollfd, n: usize, limit: *const timespec, mask: *const sigset_t) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     match timespec_ns(limit) {
         Some(ns) => ops::poll(fds, n, ns, mask),
         None => Bypass,
@@ -376,6 +386,9 @@ fn timed(ns: i64, call: impl FnOnce() -> Outcome) -> (Outcome, Option<i64>) {
 /// # Safety
 /// As `select`.
 pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, limit: *mut timeval) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     let Some(ns) = timeval_ns(limit) else { return Bypass };
     let (out, left) = timed(ns, || ops::select(n, r, w, e, ns, ptr::null()));
     if let Some(left) = left {
@@ -396,6 +409,9 @@ pub unsafe fn pselect(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     match timespec_ns(limit) {
         Some(ns) => ops::select(n, r, w, e, ns, mask),
         None => Bypass,
@@ -412,6 +428,9 @@ unsafe fn pselect6(
     limit: *mut timespec,
     pair: *const [usize; 2],
 ) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     let (Some(ns), Some(mask)) = (timespec_ns(limit), if pair.is_null() { Some(0) } else { mask_of(*pair) }) else {
         return Bypass;
     };
@@ -424,6 +443,9 @@ unsafe fn pselect6(
 
 /// The system call `ppoll`, which does as well.
 unsafe fn raw_ppoll(fds: *mut pollfd, n: usize, limit: *mut timespec, mask: *const sigset_t) -> Outcome {
+    if table::is_without_tcp() {
+        return Bypass;
+    }
     let Some(ns) = timespec_ns(limit) else { return Bypass };
     let (out, left) = timed(ns, || ops::poll(fds, n, ns, mask));
     if let Some(left) = left {

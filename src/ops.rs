@@ -271,10 +271,12 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
         return Outcome::Bypass;
     }
     if table::is_foreign(fd) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if (*msg).msg_controllen > 0 {
-                process::passing_fds(msg);
+        if !table::is_without_tcp() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if (*msg).msg_controllen > 0 {
+                    process::passing_fds(msg);
+                }
             }
         }
         return Outcome::Bypass;
@@ -412,6 +414,9 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
 /// # Safety
 /// As for the call.
 pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, sigmask: *const sigset_t) -> Outcome {
+    if table::is_without_tcp() {
+        return Outcome::Bypass;
+    }
     // SAFETY: the caller's promise.
     unsafe { poll::poll(fds, n, timeout_ns, sigmask) }
 }

@@ -513,6 +513,11 @@ pub unsafe fn passing_fds(msg: *const libc::msghdr) {
     if !is_active() || is_guest() {
         return;
     }
+    // SAFETY: the caller's promise.
+    let (control, len) = unsafe { ((*msg).msg_control, (*msg).msg_controllen) };
+    if !sys::is_readable(control, len) {
+        return;
+    }
     // SAFETY: the caller's promise; the CMSG functions stay inside the message's control data.
     unsafe {
         let mut c = libc::CMSG_FIRSTHDR(msg);

@@ -141,6 +141,25 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     p.revents
 }
 
+/// Whether the program's memory is there to be read, where the kernel would say `EFAULT` if it is not. A system call:
+/// for pointers that are rarely given. In doubt it is.
+pub fn is_readable(at: *const c_void, len: usize) -> bool {
+    let mut buf = [0u8; 1024];
+    let mut done = 0;
+    while done < len {
+        let n = (len - done).min(buf.len());
+        let own = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: n };
+        let theirs = libc::iovec { iov_base: at.wrapping_byte_add(done).cast_mut(), iov_len: n };
+        // SAFETY: `own` is writable; the kernel finds out about `theirs`.
+        match unsafe { sys!(libc::SYS_process_vm_readv, pid(), &own, 1, &theirs, 1, 0) } {
+            Ok(got) if got == n => done += n,
+            Ok(_) | Err(libc::EFAULT) => return false,
+            Err(_) => return true,
+        }
+    }
+    true
+}
+
 /// This process's id.
 pub fn pid() -> u32 {
     // SAFETY: getpid has no preconditions.

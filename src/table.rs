@@ -3,7 +3,7 @@
 use crate::conn::Conn;
 use crate::epoll::Set;
 use crate::shm;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::*};
 use libc::c_int;
 
 /// Fds from here on are never looked at.
@@ -11,6 +11,7 @@ const MAX_FDS: usize = 1 << 20;
 
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(core::ptr::null_mut());
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
+static ANY_TCP: AtomicBool = AtomicBool::new(false);
 
 /// What an fd is to the library.
 pub enum Entry {
@@ -83,6 +84,7 @@ pub fn is(fd: c_int, c: &Conn) -> bool {
 
 /// `fd` is this connection from now on.
 pub fn put_conn(fd: c_int, c: &Conn) -> bool {
+    ANY_TCP.store(true, Relaxed);
     put(fd, c as *const Conn as usize)
 }
 
@@ -96,6 +98,7 @@ pub fn put_set(fd: c_int, s: &'static Set) -> bool {
 pub fn put_tcp(fd: c_int) {
     if let Some(c) = cell(fd) {
         HIGHEST.fetch_max(fd, Relaxed);
+        ANY_TCP.store(true, Relaxed);
         let _ = c.compare_exchange(0, TCP, Relaxed, Relaxed);
     }
 }
@@ -115,6 +118,12 @@ fn put(fd: c_int, v: usize) -> bool {
 /// Forgets `fd`; gives what it was.
 pub fn take(fd: c_int) -> Entry {
     decode(cell(fd).map_or(0, |c| c.swap(0, AcqRel)))
+}
+
+/// Whether no fd ever was a TCP socket: then calls about many fds are the kernel's alone, bad pointers and all.
+#[inline]
+pub fn is_without_tcp() -> bool {
+    !ANY_TCP.load(Relaxed)
 }
 
 /// The highest fd that ever was something.

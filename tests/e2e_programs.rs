@@ -110,6 +110,57 @@ X
     );
 }
 
+/// Pointers for which the kernel says `EFAULT`, in a program that has no TCP socket.
+#[test]
+fn bad_pointers() {
+    same(
+        "gcc",
+        r#"
+        set -euo pipefail
+        cat >bad.c <<X
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define SAY(call) do { errno = 0; long r = (call); printf("%s = %ld, errno %d\n", #call, r, errno); } while (0)
+int main(void) {
+    void *bad = mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int u[2], ep = epoll_create1(0), udp = socket(AF_INET, SOCK_DGRAM, 0);
+    socketpair(AF_UNIX, SOCK_STREAM, 0, u);
+    fd_set none; FD_ZERO(&none); FD_SET(u[0], &none);
+    struct timeval zero = {0}; struct timespec zs = {0};
+    struct pollfd p = {u[0], POLLIN, 0}; struct epoll_event ev;
+    SAY(select(u[0] + 1, bad, 0, 0, &zero));
+    SAY(pselect(u[0] + 1, 0, bad, 0, &zs, 0));
+    SAY(syscall(SYS_pselect6, u[0] + 1, &none, 0, 0, bad, 0));
+    SAY(syscall(SYS_ppoll, &p, 1, bad, 0, 8));
+    SAY(poll(bad, 1, 0));
+    SAY(epoll_wait(ep, bad, 1, 0));
+    SAY(epoll_ctl(ep, EPOLL_CTL_ADD, u[0], bad));
+    char c = 'x'; struct iovec iov = {&c, 1};
+    struct msghdr m = {0}; m.msg_iov = &iov; m.msg_iovlen = 1;
+    m.msg_control = bad; m.msg_controllen = 64;
+    SAY(sendmsg(u[0], &m, 0));
+    SAY(sendmsg(u[0], bad, 0));
+    SAY(recvmsg(u[1], bad, MSG_DONTWAIT));
+    SAY(sendmmsg(udp, bad, 1, 0));
+    SAY(recvmmsg(udp, bad, 1, MSG_DONTWAIT, 0));
+    struct mmsghdr mm = {0};
+    SAY(syscall(SYS_recvmmsg, udp, &mm, 1, MSG_DONTWAIT, bad));
+    return 0; }
+X
+        gcc -w -o bad bad.c; ./bad
+        "#,
+    );
+}
+
 #[test]
 fn git() {
     same(
