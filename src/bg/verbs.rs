@@ -11,6 +11,12 @@ use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 /// How long a host that could not be reached by RDMA is left alone: at first, and at most.
 const IN_VAIN_NS: i64 = 1_000 * MS;
 const IN_VAIN_LONGEST_NS: i64 = 60_000 * MS;
+/// How many connections of one host are dialled for at a time: those that follow mostly need no queue pair of their
+/// own, because their peer asks for them over the link that the first one makes.
+const DIALLING: usize = 4;
+/// How long others wait for one of these to be done, and for a peer to ask over a link that is there.
+const DIAL_LATER_NS: i64 = 4 * MS;
+const ASKED_BY_NS: i64 = 20 * MS;
 /// How many times the memory of hosts in vain.
 const IN_VAIN_MOST: usize = 1024;
 
@@ -69,7 +75,7 @@ impl Hello {
 enum Place {
     Listener { id: *mut c_void, end: End },
     Dial { id: *mut c_void, end: End, half: Option<Half>, until: i64 },
-    Answer { half: Half, process: [u8; 16], until: i64 },
+    Answer { half: Half, process: [u8; 16], host: [u8; 16], until: i64 },
     Link(&'static Link),
 }
 
@@ -81,6 +87,8 @@ pub(super) struct Rdma {
     places: HashMap<u64, Place>,
     last: u64,
     looks: remote::Looks,
+    /// The hosts of links that we have dialled.
+    hosts: HashMap<usize, [u8; 16]>,
     /// Hosts that could not be reached, until when that is believed, and for how long it was.
     in_vain: HashMap<[u8; 16], (i64, i64)>,
     /// Connections that have been on a link which was lost: how often they were looked for since, and when
@@ -220,8 +228,18 @@ impl Bg {
             look.at = now + HANDSHAKE_NS;
             return;
         }
-        if look.dials >= DIALS + 2 {
+        if look.dials >= DIALS + 2 || now >= look.until {
             return self.fail_look(end, Why::NoPeer);
+        }
+        let same = |p: &&Place| matches!(p, Place::Dial { end, .. } if end.0.from == t.from);
+        if self.rdma.places.values().filter(same).count() >= DIALLING {
+            look.at = now + DIAL_LATER_NS;
+            return;
+        }
+        if look.dials == 0 && self.rdma.hosts.values().any(|h| *h == t.from) {
+            look.dials = 1;
+            look.at = now + ASKED_BY_NS;
+            return;
         }
         look.at = now + HANDSHAKE_NS;
         look.dials += 1;
@@ -454,7 +472,7 @@ impl Bg {
             return half.destroy(api);
         }
         let until = now_ns() + HANDSHAKE_NS;
-        self.rdma.places.insert(token, Place::Answer { half, process: h.process, until });
+        self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, until });
     }
 
     /// The way to a peer is known.
@@ -493,11 +511,17 @@ impl Bg {
                 half.set_peer(h.mirror, h.keys);
                 self.rdma.in_vain.remove(&end.0.from);
                 if let Some(l) = self.rdma_link(e.token, h.process, false, half) {
+                    self.rdma.hosts.insert(key(l), end.0.from);
                     self.propose(l, end.0);
                 }
             }
-            Some(Place::Answer { half, process, .. }) => {
+            Some(Place::Answer { half, process, host, .. }) => {
                 if let Some(l) = self.rdma_link(e.token, process, true, half) {
+                    // For all that it may have accepted, too.
+                    let others = self.looks.iter().filter(|((t, ours), k)| *ours && k.verbs && t.to == host);
+                    for t in others.map(|((t, _), _)| *t).collect::<Vec<_>>() {
+                        self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
+                    }
                     for (_, t) in self.ask_later.extract_if(.., |(p, _)| *p == process).collect::<Vec<_>>() {
                         self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
                     }
@@ -567,6 +591,7 @@ impl Bg {
         }
         r.close();
         remote::count(false);
+        self.rdma.hosts.remove(&key(l));
         self.rdma.places.retain(|_, p| !matches!(p, Place::Link(x) if core::ptr::eq(*x, l)));
         log(Level::Info, format_args!("a verbs link is lost: its connections go on over TCP"));
     }

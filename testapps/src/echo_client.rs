@@ -15,6 +15,7 @@ enum End {
 /// What each thread does.
 #[derive(Clone)]
 struct Plan {
+    until: String,
     port: u16,
     conns: usize,
     warm: u64,
@@ -109,6 +110,9 @@ fn work(p: &Plan) -> Result<End, String> {
             }
         }
         for _ in 0..p.rounds {
+            if !p.until.is_empty() && std::path::Path::new(&p.until).exists() {
+                break;
+            }
             for c in conns.iter_mut() {
                 let n = rng.log_uniform(1, p.max);
                 if let Some(e) = round(c, n, p, &mut out, &mut inp)? {
@@ -131,7 +135,7 @@ fn work(p: &Plan) -> Result<End, String> {
 
 /// `echo-client --port P [--conns N] [--threads M] [--rounds R] [--max B] [--seed S] [--warm W]
 /// [--pause-us U] [--reconnect K] [--select] [--expect-death] [--limit-s S]`: N connections in all. The
-/// first W rounds are of one byte, with pauses.
+/// first W rounds are of one byte, with pauses. `--until FILE` ends it as soon as that exists.
 pub fn run(a: &Args) -> i32 {
     util::watchdog(a.num("limit-s", 120));
     let threads = a.num("threads", 1).max(1) as usize;
@@ -139,6 +143,7 @@ pub fn run(a: &Args) -> i32 {
     let base = Plan {
         port: a.num("port", 0) as u16,
         conns: 0,
+        until: a.text("until", ""),
         warm: a.num("warm", 0),
         rounds: a.num("rounds", 100),
         max: a.num("max", 64 << 10) as usize,
