@@ -24,7 +24,8 @@ use conductor::{Done, Run, Stop};
 /// Runs `--count` programs from number `--seed` on, natively and with the library preloaded, and compares. A program
 /// that differs is made as short as possible. `--one` runs a single program and shows both traces; `--keep` has the
 /// steps to do (as `3,5-9`). `--native-twice` does without the library: what differs then is the generator's fault.
-/// Up to `--known` percent that differ are counted as skipped. `--without` leaves out kinds of steps (as `fork,pass`).
+/// Up to `--known` percent that differ are counted as skipped, but never a hang, a death or wrong bytes. `--without`
+/// leaves out kinds of steps (as `fork,pass`).
 pub fn run(a: &Args) -> i32 {
     if a.has("worker") {
         worker(a)
