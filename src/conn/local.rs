@@ -1,0 +1,76 @@
+//! What only this process knows of a connection.
+
+use super::*;
+
+/// What this process alone knows: who waits here.
+#[derive(Default)]
+pub struct Local {
+    /// Guards the rest.
+    pub lock: Lock,
+    /// An fd number of it in this process, or -1: then this process does not touch the socket any more.
+    pub fd: AtomicI32,
+    /// How many fd numbers of this process are it.
+    pub fds: AtomicU32,
+    /// Whether the epoll sets of this process know it as managed. Under `lock`.
+    pub managed: AtomicBool,
+    /// Epoll sets that have it, as `(set, fd)`.
+    pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
+    /// In how many epoll sets it may be that were made before a fork, of which only the kernel knows in this process.
+    pub blind: AtomicU32,
+    /// How many sets and threads that is: where it is not one, no single bell will do.
+    pub watchers: AtomicU32,
+    /// Threads in `poll` that wait for it.
+    pub waiters: UnsafeCell<Vec<*const Waiter>>,
+    /// Threads that are inside a sending system call.
+    pub tx_inflight: AtomicU32,
+    /// Threads that are inside a receiving system call.
+    pub rx_inflight: AtomicU32,
+    /// Threads that wait in the kernel for the socket to become readable; see also [`Local::is_peeked`].
+    pub peekers: AtomicU32,
+    /// Of the record that this one took the connection over from, in whose name threads may still wait.
+    pub former: AtomicPtr<Local>,
+    /// Threads asleep until readable / writable.
+    pub fut_rx: AtomicU32,
+    /// See `fut_rx`.
+    pub fut_tx: AtomicU32,
+    /// `ask::*`.
+    pub asked: AtomicU32,
+    /// Next in the background thread's inbox.
+    pub next: AtomicPtr<Conn>,
+    /// Given to the background thread.
+    pub submitted: AtomicBool,
+    /// The upgrade whose memory is mapped in this process: by itself, or by a parent before the fork.
+    pub mapped: AtomicU32,
+    /// An inherited connection whose rings this process uses itself, because the process that upgraded it
+    /// cannot bring it back any more.
+    pub direct: AtomicBool,
+    /// A visit took too long: later ones do not wait.
+    pub hasty: AtomicBool,
+}
+
+impl Local {
+    /// Whether a thread is still inside a call on the record's former life.
+    pub fn is_haunted(&self) -> bool {
+        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx]
+            .iter()
+            .any(|w| w.load(SeqCst) != 0)
+    }
+
+    /// Whether threads wait in the kernel for the socket to become readable, which the mark is to wake.
+    pub fn is_peeked(&self) -> bool {
+        // SAFETY: null, or a record's part, which is never freed.
+        let former = unsafe { self.former.load(SeqCst).as_ref() };
+        self.peekers.load(SeqCst) > 0 || former.is_some_and(|f| f.peekers.load(SeqCst) > 0)
+    }
+
+    /// For a new connection, or in a forked child: nobody is inside a call, nothing was asked.
+    pub fn clear_counts(&self) {
+        self.former.store(core::ptr::null_mut(), Relaxed);
+        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.asked] {
+            w.store(0, Relaxed);
+        }
+        for b in [&self.submitted, &self.direct, &self.hasty] {
+            b.store(false, Relaxed);
+        }
+    }
+}

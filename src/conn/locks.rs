@@ -1,0 +1,132 @@
+//! The locks of the two directions, and what may be done under them.
+
+use super::*;
+
+/// The right to send.
+pub struct Tx<'a> {
+    conn: &'a Conn,
+    _g: Guard<'a>,
+}
+
+/// The right to receive.
+pub struct Rx<'a> {
+    conn: &'a Conn,
+    _g: Guard<'a>,
+}
+
+/// Both rights: everything may be changed.
+pub struct Both<'a> {
+    /// To receive.
+    pub rx: Rx<'a>,
+    /// To send.
+    pub tx: Tx<'a>,
+}
+
+impl<'a> Tx<'a> {
+    /// The connection.
+    pub fn conn(&self) -> &'a Conn {
+        self.conn
+    }
+    /// Where the next byte goes.
+    #[inline]
+    pub fn path(&self) -> TxPath {
+        // SAFETY: the switch changes only under both locks, and we hold one.
+        unsafe { (*self.conn.sw.get()).tx() }
+    }
+    /// Whether control bytes have to go first.
+    pub fn pending(&self) -> bool {
+        // SAFETY: as above.
+        !unsafe { (*self.conn.sw.get()).pending() }.is_empty()
+    }
+    /// What the peer looks for.
+    pub fn peer_nonce(&self) -> Nonce {
+        // SAFETY: changes only under both locks, and we hold one.
+        unsafe { *self.conn.peer_nonce.get() }
+    }
+    /// The ring that we write.
+    #[inline]
+    pub fn ring(&mut self) -> &mut TxRing {
+        // SAFETY: only the holder of the send lock uses it, and `&mut self` is unique.
+        unsafe { &mut *self.conn.tx.get() }
+    }
+}
+
+impl<'a> Rx<'a> {
+    /// The connection.
+    pub fn conn(&self) -> &'a Conn {
+        self.conn
+    }
+    /// Where the next byte comes from.
+    #[inline]
+    pub fn path(&self) -> RxPath {
+        // SAFETY: the switch changes only under both locks, and we hold one.
+        unsafe { (*self.conn.sw.get()).rx() }
+    }
+    /// The nonce to look for.
+    pub fn nonce(&self) -> crate::wire::Nonce {
+        // SAFETY: as above.
+        unsafe { *(*self.conn.sw.get()).nonce() }
+    }
+    /// How many bytes of a replay are still to be read from TCP.
+    pub fn missing(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { (*self.conn.sw.get()).replay_missing() as usize }
+    }
+    /// The ring that we read.
+    #[inline]
+    pub fn ring(&mut self) -> &mut RxRing {
+        // SAFETY: only the holder of the receive lock uses it, and `&mut self` is unique.
+        unsafe { &mut *self.conn.rx.get() }
+    }
+}
+
+impl Both<'_> {
+    /// The switch.
+    pub fn sw(&mut self) -> &mut Switch {
+        // SAFETY: both locks are held, and `&mut self` is unique.
+        unsafe { &mut *self.rx.conn.sw.get() }
+    }
+    /// Whether the kernel's socket must stay open for a while after a close: bytes of ours are still to be
+    /// written, or the peer may still write a mark, which would make a closed socket answer with a reset.
+    pub fn is_owed(&mut self) -> bool {
+        let conn = self.rx.conn();
+        self.tx.pending()
+            || self.tx.path() == TxPath::Replay
+            || (self.rx.path() == RxPath::Armed && conn.peer().is_some() && !conn.has_ended(END_EOF))
+            || (self.tx.path() == TxPath::Ring
+                && !conn.has_ended(END_EOF)
+                && conn.remote().is_some_and(|r| !r.has_delivered(conn.slot.load(Relaxed))))
+    }
+
+    /// Notes what the peer looks for.
+    pub fn set_peer_nonce(&mut self, n: Nonce) {
+        // SAFETY: both locks are held, and `&mut self` is unique.
+        unsafe { *self.rx.conn.peer_nonce.get() = n };
+    }
+}
+
+impl Conn {
+    /// Takes the send lock.
+    #[inline]
+    pub fn lock_tx(&self) -> Tx<'_> {
+        Tx { conn: self, _g: self.tx_lock.lock() }
+    }
+
+    /// Takes the receive lock.
+    #[inline]
+    pub fn lock_rx(&self) -> Rx<'_> {
+        Rx { conn: self, _g: self.rx_lock.lock() }
+    }
+
+    /// Takes both locks.
+    pub fn lock_both(&self) -> Both<'_> {
+        let rx = self.lock_rx();
+        Both { rx, tx: self.lock_tx() }
+    }
+
+    /// Takes both locks if both are free.
+    pub fn try_lock_both(&self) -> Option<Both<'_>> {
+        let rx = Rx { conn: self, _g: self.rx_lock.try_lock()? };
+        Some(Both { rx, tx: Tx { conn: self, _g: self.tx_lock.try_lock()? } })
+    }
+}

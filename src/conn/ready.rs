@@ -1,0 +1,194 @@
+//! What can be done without waiting.
+
+use super::*;
+
+impl Conn {
+    /// Whether something is there to be read (or an end or error to be reported). In the middle of a return that
+    /// may be on its way from the ring to TCP, and a receive waits for it; but once only, for a peer may be stopped.
+    pub fn readable(&self) -> bool {
+        let lowat = self.rcvlowat.load(Relaxed);
+        if self.takeable(lowat) {
+            return true;
+        }
+        if self.late.load(Relaxed) {
+            return false;
+        }
+        let mut rx = self.lock_rx();
+        matches!(rx.path(), RxPath::Returning | RxPath::Replay)
+            && self.is_mapped()
+            && crate::io::unread(&mut rx) >= lowat.max(1) as usize
+    }
+
+    /// Whether a receive would find `want` bytes now, or an end. Looks into the kernel where the bytes still come from TCP.
+    pub fn takeable(&self, want: u32) -> bool {
+        let want = want.max(1) as usize;
+        if self.has_ended(END_RESET | END_RDSHUT) {
+            return true;
+        }
+        let mut rx = self.lock_rx();
+        match rx.path() {
+            RxPath::Ring | RxPath::Returning | RxPath::RingFinal => {
+                let returning = rx.path() == RxPath::Returning;
+                let n = rx.ring().waiting();
+                (!returning && (n >= want as u64 || self.fin_seen())) || self.has_ended(END_EOF)
+            }
+            RxPath::Tcp | RxPath::Replay => {
+                let fd = self.local().fd.load(Relaxed);
+                let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
+                // The kernel's own `SO_RCVLOWAT` is 1 now.
+                let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32);
+                e != 0 && (want <= 1 || !few())
+            }
+            RxPath::Armed => match crate::io::front(&mut rx) {
+                Front::App(_) if want > 1 => {
+                    let (n, whole) = crate::io::before_mark(self, &rx);
+                    let rest = if whole && rx.ring().is_attached() { rx.ring().waiting() as usize } else { 0 };
+                    n + rest >= want || self.fin_seen()
+                }
+                Front::App(_) | Front::End | Front::Failed(_) => true,
+                Front::Wait => false,
+                front @ (Front::Mark | Front::Part(_)) => {
+                    // Nothing else will look at it: its arrival was announced together with the bytes before it.
+                    self.ask(ask::PUMP);
+                    front == Front::Mark && rx.ring().is_attached() && rx.ring().waiting() >= want as u64
+                }
+            },
+        }
+    }
+
+    /// Whether its bytes come from the ring, so that the peer tells of new ones.
+    #[inline]
+    pub fn reads_ring(&self) -> bool {
+        self.stats().path_rx.load(Relaxed) == 1
+    }
+
+    /// How many bytes a receive of `len` waits for. Like the kernel's, it takes what comes meanwhile.
+    pub fn least(&self, flags: i32, may_wait: bool, len: usize) -> usize {
+        if !may_wait || flags & libc::MSG_PEEK != 0 {
+            1
+        } else if flags & libc::MSG_WAITALL != 0 {
+            len
+        } else {
+            len.min(self.rcvlowat.load(Relaxed) as usize)
+        }
+    }
+
+    /// Whether the peer has ended its direction in the ring.
+    #[inline]
+    pub fn fin_seen(&self) -> bool {
+        if self.has_ended(END_RXFIN) {
+            return true;
+        }
+        match self.peer() {
+            Some(p) if p.flags.load(Acquire) & FIN != 0 => {
+                self.end.fetch_or(END_RXFIN, AcqRel);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the end of the peer's direction stands in the TCP stream, behind bytes that are still unread.
+    fn fin_in_tcp(&self) -> bool {
+        let on_tcp = {
+            let rx = self.lock_rx();
+            matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Replay)
+        };
+        on_tcp && sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+    }
+
+    /// Whether something can be written without waiting (or an error be had).
+    pub fn writable(&self) -> bool {
+        if self.has_ended(END_RESET | END_WRSHUT | END_TXDEAD) {
+            return true;
+        }
+        let mut tx = self.lock_tx();
+        match tx.path() {
+            TxPath::Ring if self.is_refused() || self.peer_closed() => true,
+            TxPath::Ring => {
+                let cap_known = self.ring_cap.load(Relaxed);
+                let ring = tx.ring();
+                let nospace = self.nospace.load(Relaxed);
+                if !nospace {
+                    return ring.space(1).unwrap_or(1) > 0 || ring.can_grow(cap_known);
+                }
+                if ring.refresh().is_err() {
+                    return true;
+                }
+                let ok = ring.consumed >= ring.goal();
+                if ok {
+                    self.nospace.store(false, Relaxed);
+                }
+                ok
+            }
+            TxPath::Tcp if !tx.pending() => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
+            _ => false,
+        }
+    }
+
+    /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what
+    /// has become of bytes that were sent to a peer that is gone.
+    pub fn kernel_hangup(&self) -> u32 {
+        let e = sys::poll_now(self.local().fd.load(Relaxed), 0);
+        (e & (libc::POLLERR | libc::POLLHUP)) as u32
+    }
+
+    /// Whether both directions have ended, so that the kernel would have no connection any more.
+    pub fn is_over(&self) -> bool {
+        self.has_ended(END_FAILED | END_RESET)
+            || self.has_ended(END_WRSHUT) && self.fin_seen()
+            || self.has_ended(END_EOF) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
+    }
+
+    /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
+    pub fn peer_closed(&self) -> bool {
+        self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
+    }
+
+    /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
+    /// sent then, and nobody can ever read, by a reset (RFC 1122, 4.2.2.13).
+    pub fn is_refused(&self) -> bool {
+        const BOTH: u32 = FIN | RDSHUT;
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH)
+    }
+
+    /// `poll(2)`'s view of it, of the events in `mask` and those that cannot be masked.
+    pub fn readiness(&self, mask: u32) -> u32 {
+        let mut r = 0u32;
+        const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+        const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+        const HANGUPS: u32 = libc::EPOLLRDHUP as u32;
+        if mask & IN != 0 && self.readable() {
+            r |= IN;
+        }
+        if mask & OUT != 0 && self.writable() {
+            r |= OUT;
+        }
+        let end = self.end.load(Acquire);
+        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || mask & HANGUPS != 0 && self.fin_in_tcp();
+        if rxfin {
+            r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
+        }
+        if end & END_RESET != 0 {
+            r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        } else if end & END_FAILED != 0 {
+            // How the kernel's socket fared after that is no news.
+            r |= libc::EPOLLHUP as u32;
+        } else if end & END_EOF != 0 {
+            r |= self.kernel_hangup();
+        } else if self.peer_closed() {
+            // Whoever is just fetching the kernel's error keeps it for us.
+            let _rx = self.lock_rx();
+            let reset = self.has_ended(END_RESET);
+            let hung = if reset { (libc::EPOLLERR | libc::EPOLLHUP) as u32 } else { self.kernel_hangup() };
+            if hung != 0 {
+                // It came after the first looks above.
+                r |= hung | HANGUPS | mask & (IN | OUT);
+            }
+        }
+        if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
+            r |= libc::EPOLLHUP as u32;
+        }
+        r & (mask | (libc::EPOLLERR | libc::EPOLLHUP) as u32)
+    }
+}

@@ -1,0 +1,120 @@
+//! Who waits for a connection, here and at the peer.
+
+use super::*;
+
+impl Conn {
+    /// The bell that a waiter at bell `k` is to name to the peer.
+    pub fn bell_for(&self, k: u32) -> u32 {
+        // SAFETY: links are never freed.
+        match unsafe { self.link.load(Acquire).as_ref() } {
+            Some(l) if k != 0 && self.local().watchers.load(SeqCst) <= 1 => l.usable_bell(k),
+            _ => 0,
+        }
+    }
+
+    /// Another set or thread waits for it. Under `local.lock`.
+    pub fn watcher_added(&self) {
+        if self.local().watchers.fetch_add(1, SeqCst) == 1 {
+            // What was asked of the peer names the first one's bell alone.
+            self.arm(WANT_RX, 0);
+            self.epoch.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Asks the peer for a hint when `bits` (`WANT_*`) come true; to be followed by another look.
+    pub fn arm(&self, bits: u32, bell: u32) {
+        let Some(own) = self.own() else { return };
+        if bits & WANT_TX != 0 {
+            let tx = self.lock_tx();
+            // SAFETY: we hold the send lock.
+            own.tx_goal.store(unsafe { (*self.tx.get()).goal() }, Relaxed);
+            drop(tx);
+        }
+        own.bell.store(bell, Relaxed);
+        let mut w = own.want.load(Relaxed);
+        loop {
+            // A wish replaces the one before it, unless it may be somebody else's.
+            let keep = if self.local().watchers.load(SeqCst) > 1 { 0xff } else { FUTEX_RX | FUTEX_TX };
+            let new = (((w >> WANT_SHIFT).wrapping_add(1)) << WANT_SHIFT) | (w & keep) | bits;
+            match own.want.compare_exchange_weak(w, new, SeqCst, Relaxed) {
+                Ok(_) => break,
+                Err(v) => w = v,
+            }
+        }
+        full_fence();
+        if bits & WANT_TX != 0 {
+            self.flush();
+        }
+    }
+
+    /// Bytes were published for the peer (`WANT_RX`, `FUTEX_RX`) or room was made for it: wakes whoever asked.
+    #[inline]
+    pub fn tell_peer(&self, hint_bit: u32, futex_bit: u32) {
+        full_fence();
+        let Some(peer) = self.peer() else { return };
+        let want = peer.want.load(Acquire);
+        if want & (hint_bit | futex_bit) != 0 {
+            self.tell_peer_slow(peer, want, hint_bit, futex_bit);
+        }
+    }
+
+    #[cold]
+    fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
+        if self.is_foreign() {
+            return;
+        }
+        if let Some(r) = self.remote() {
+            let slot = self.slot.load(Relaxed);
+            let only_read = hint_bit == WANT_TX && futex_bit == FUTEX_TX;
+            let consumed = || self.own().map_or(0, |o| o.consumed.load(SeqCst));
+            if !only_read || r.is_due(slot, consumed()) {
+                r.flush(slot);
+            }
+            return;
+        }
+        // SAFETY: links are never freed while a connection has one.
+        let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
+        let due = hint_bit != WANT_TX && futex_bit != FUTEX_TX || self.reached_goal(peer);
+        if !due {
+            return;
+        }
+        if want & futex_bit != 0 {
+            if let Some(own) = self.own() {
+                own.wake.fetch_add(1, SeqCst);
+                futex_wake(&own.wake, i32::MAX);
+            }
+        }
+        if want & hint_bit != 0 {
+            let seq = want >> WANT_SHIFT;
+            // One hint for each wish; both directions share the counter.
+            if self.hinted.swap(seq.wrapping_add(1), AcqRel) != seq.wrapping_add(1) {
+                link.hint_peer(peer.bell.load(Relaxed), self.peer_slot.load(Relaxed));
+            }
+        }
+    }
+
+    fn reached_goal(&self, peer: &Slot) -> bool {
+        self.own().is_some_and(|o| o.consumed.load(Relaxed) >= peer.tx_goal.load(Relaxed))
+    }
+
+    /// Something has changed here: everybody in this process who waits for this connection looks again.
+    pub fn notify(&self) {
+        self.epoch.fetch_add(1, SeqCst);
+        let local = self.local();
+        // A process that visits it sleeps on the same word.
+        let sleepers = local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst);
+        if sleepers > 0 && sleepers > crate::remote::rouse(self) || self.visited.load(SeqCst) {
+            futex_wake(&self.epoch, i32::MAX);
+        }
+        let _g = local.lock.lock();
+        // SAFETY: guarded by `local.lock`; sets are never freed, waiters unregister under the lock.
+        unsafe {
+            for (set, fd) in (*local.items.get()).iter() {
+                (**set).push_ready(*fd, self);
+            }
+            for w in (*local.waiters.get()).iter() {
+                (**w).ring();
+            }
+        }
+    }
+}
