@@ -1,0 +1,68 @@
+"""uvloop's own tests, from its source on PyPI: asyncio's streams on libuv, driven by Python."""
+
+import glob
+import os
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree
+
+from .frame import FAIL, PASS, SKIP, Unavailable, clean_env, home
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from preload_lib import venv_python  # noqa: E402
+
+VERSION = "0.22.1"
+PACKAGES = [f"uvloop=={VERSION}", "pytest==8.4.2", "pytest-timeout==2.4.0", "aiohttp==3.13.2", "pyOpenSSL==25.3.0"]
+MODULES = ["test_tcp", "test_sockets", "test_base", "test_regr1", "test_unix", "test_aiohttp"]
+SECONDS = 280
+
+
+def source():
+    """The folder of the tests."""
+    place = os.path.join(home(), f"uvloop-{VERSION}")
+    if not os.path.isdir(os.path.join(place, "tests")):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--no-binary", ":all:", "--dest", home(), f"uvloop=={VERSION}"]
+        r = subprocess.run(command, capture_output=True, timeout=300, env=clean_env(), check=False)
+        found = glob.glob(os.path.join(home(), f"uvloop-{VERSION}.tar.gz"))
+        if r.returncode != 0 or not found:
+            raise Unavailable("uvloop's source: " + r.stderr.decode(errors="replace")[-300:])
+        with tarfile.open(found[0]) as tar:
+            tar.extractall(home(), filter="data")
+    # Beside the folder `uvloop` of the source, which has nothing built in it, the tests would take that one.
+    apart = place + "-tests"
+    if not os.path.isdir(apart):
+        os.makedirs(apart)
+        os.symlink(os.path.join(place, "tests"), os.path.join(apart, "tests"))
+    return apart
+
+
+def unit(python, tests, module):
+    def run(place):
+        xml_file = os.path.join(place.folder, module + ".xml")
+        command = [python, "-m", "pytest", "-q", "--timeout", "60", "-p", "no:cacheprovider"]
+        command += [f"--junit-xml={xml_file}", f"tests/{module}.py"]
+        # This libuv sets up an io_uring, and then all connections stay on TCP.
+        env = {"UV_USE_IO_URING": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        status, _ = place.command(command, module + ".log", SECONDS, cwd=tests, env=env)
+        results = {}
+        if os.path.exists(xml_file):
+            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
+                kinds = {child.tag for child in case}
+                name = f"{module}:{case.get('classname').split('.')[-1]}.{case.get('name')}"
+                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        if status not in (0, 1) or not results:
+            results[f"{module}:all"] = FAIL
+        return results
+
+    return run
+
+
+def prepare():
+    try:
+        python = venv_python(["uvloop", "pytest", "pytest_timeout", "aiohttp", "OpenSSL"], PACKAGES, "suites-venv")
+    except (OSError, subprocess.SubprocessError) as e:
+        raise Unavailable(f"Python packages: {e}") from e
+    tests = source()
+    return [(m, unit(python, tests, m)) for m in MODULES]
