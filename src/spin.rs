@@ -11,8 +11,9 @@
 //! A processor that was gone for a moment without a switch to another thread was taken by an interrupt or by the
 //! machine's host, which says nothing of those who want it here.
 //!
-//! A thread that spins does not yield: to yield where somebody waits for the processor is to give away a whole
-//! turn (since Linux 6.18), and where nobody waits it is useless.
+//! A thread that has spun for a while yields once, to find out whether somebody waits for its processor. That gives
+//! away a whole turn if somebody does (since Linux 6.18), so it is one more thing that ends spinning, not a way to spin
+//! among others.
 
 use crate::config::{self, Spin};
 use crate::sync::now_ns;
@@ -28,6 +29,10 @@ const MS: i64 = 1_000_000;
 const WORTH: i64 = 100 * US;
 /// A spinning thread that finds so much time gone at once was not running.
 const GAP: i64 = 30 * US;
+/// Who has spun so long asks whether others wait.
+const ASK_AFTER: i64 = 20 * US;
+/// A yield that takes longer has let somebody run.
+const YIELDED: i64 = 10 * US;
 /// Who spins longer than this, as a setting says, lets others run at times.
 const YIELD_EVERY: i64 = 200 * US;
 
@@ -158,7 +163,8 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         LUCK.set(luck);
     };
     let mut aware = false;
-    let (mut last, mut next_slow, mut next_yield) = (begun, begun + SLOW_EVERY, begun + YIELD_EVERY);
+    let (mut last, mut next_slow, mut next_yield) =
+        (begun, begun + SLOW_EVERY, begun + if auto { ASK_AFTER } else { YIELD_EVERY });
     loop {
         for _ in 0..32 {
             if done() {
@@ -190,9 +196,15 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
                 aware = true;
             }
             if now > next_yield {
+                let asked = now_ns();
                 // SAFETY: no preconditions.
                 let _ = unsafe { sys!(libc::SYS_sched_yield) };
-                next_yield = now + YIELD_EVERY;
+                last = now_ns();
+                if auto && last - asked > YIELDED {
+                    CROWD.met(last);
+                    return done();
+                }
+                next_yield = if auto { i64::MAX } else { last + YIELD_EVERY };
             }
             last = now_ns();
             next_slow = last + SLOW_EVERY;
