@@ -2,6 +2,7 @@
 
 use crate::conn::*;
 use crate::layout::{ABORT, CLOSED};
+use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
@@ -466,8 +467,12 @@ pub fn rings_allowed() -> bool {
 }
 
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
+///
+/// Waits for the return, which a peer that is stopped, or bytes before its mark that nobody reads, hold up. If it does
+/// not come within 5 s the connection is reset: what is about to use the kernel's socket would take a mark or a frame for
+/// the program's bytes, or send where the peer expects frames.
 pub fn give_up(c: &'static Conn, why: Why) {
-    let until = now_ns() + 1_000_000_000;
+    let until = now_ns() + 5_000_000_000;
     if c.is_inherited() {
         visit::settle(c);
     }
@@ -499,6 +504,10 @@ pub fn give_up(c: &'static Conn, why: Why) {
         }
         if c.phase() == Phase::Raw {
             c.set_phase(Phase::Plain);
+        }
+        if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
+            log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
+            pump::reset(&mut c.lock_both());
         }
         c.why(why);
     }

@@ -209,6 +209,30 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
     conn.set_phase(Phase::Closed);
 }
 
+/// What the kernel is about to read or send is never a mark or a frame.
+#[test]
+fn what_cannot_return_is_reset() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    know(ours.as_raw_fd(), conn);
+    {
+        let mut b = conn.lock_both();
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        pump::run(&mut b);
+    }
+    // Nobody reads that, so the mark behind it is not found.
+    theirs.write_all(b"not read").unwrap();
+    settle(conn, libc::POLLIN);
+    crate::process::give_up(conn, crate::stats::Why::Feature);
+    assert!(conn.has_ended(END_FAILED));
+    // SAFETY: a byte is read from where one is.
+    let r = unsafe { sys::send(ours.as_raw_fd(), [0u8; 1].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    assert_eq!(r, Err(libc::EPIPE));
+    table::take(ours.as_raw_fd());
+    conn.set_phase(Phase::Closed);
+}
+
 /// Between a look at the ring and the sleep a connection may become the kernel's, which wakes nobody who sleeps here.
 #[test]
 fn nobody_sleeps_for_a_ring_that_was_left() {
