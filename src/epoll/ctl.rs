@@ -104,7 +104,10 @@ impl Set {
         let managed = local.managed.load(Relaxed);
         let ev = want.unwrap_or(epoll_event { events: 0, u64: 0 });
         match (op, known) {
-            (libc::EPOLL_CTL_ADD, Some(_)) if managed => return Err(libc::EEXIST),
+            (libc::EPOLL_CTL_ADD, Some(_)) if managed => {
+                check_exclusive(ev.events)?;
+                return Err(libc::EEXIST);
+            }
             (libc::EPOLL_CTL_ADD, _) if managed => {
                 check_exclusive(ev.events)?;
                 let b = self.need_bell().ok_or(libc::ENOSPC)?;

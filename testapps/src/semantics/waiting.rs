@@ -436,9 +436,11 @@ fn exclusive(cx: &mut Cx) -> Res {
     cx.wait()?;
     cx.recv(10)?;
     same!(events(ep, 20)?, 0, "one of nothing");
+    let add = |events: i32| sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, events as u32, 7);
+    same!(add(EPOLLIN | EPOLLEXCLUSIVE), Err(libc::EEXIST), "a second one");
+    same!(add(EPOLLIN | EPOLLONESHOT | EPOLLEXCLUSIVE), Err(libc::EINVAL), "a second one that cannot be");
     sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
-    let r = sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, (EPOLLIN | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32, 7);
-    same!(r, Err(libc::EINVAL), "EPOLLEXCLUSIVE with EPOLLONESHOT");
+    same!(add(EPOLLIN | EPOLLONESHOT | EPOLLEXCLUSIVE), Err(libc::EINVAL), "EPOLLEXCLUSIVE with EPOLLONESHOT");
     Ok(())
 }
 
