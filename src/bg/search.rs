@@ -67,12 +67,13 @@ impl Bg {
                 told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
             }
         }
+        let again = if connector { self.rdma_window(conn) } else { 0 };
         let look = self.looks.entry(end).or_insert_with(|| Look::new(conn, gen, now));
         let parked = look.at == look.until;
         if look.found.is_some() || (look.listener >= 0 && !parked) {
             return;
         }
-        look.until = now + LISTEN_NS * if verbs { 5 } else { 1 };
+        look.until = now + if verbs { again.max(LISTEN_NS * 5) } else { LISTEN_NS };
         look.verbs = verbs;
         if verbs && look.attempt != 0 {
             // It can be found still.

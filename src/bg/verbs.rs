@@ -288,6 +288,12 @@ impl Bg {
         true
     }
 
+    /// How long the end that connected can be found after a link was lost: until the other end, which looks at longer
+    /// and longer intervals as well, has looked in any case.
+    pub(super) fn rdma_window(&self, conn: &Conn) -> i64 {
+        self.rdma.again.get(&(conn as *const Conn as usize)).map_or(0, |a| (2_000 * MS) << a.tries.min(6))
+    }
+
     fn rdma_look_again(&mut self, now: i64) {
         let due: Vec<usize> = self.rdma.again.iter().filter(|(_, a)| a.at <= now).map(|(k, _)| *k).collect();
         for k in due {
