@@ -22,6 +22,8 @@ impl Bg {
             if !r.say(&m) {
                 queue.push_back((m, fd));
                 r.wants_to_say.store(true, SeqCst);
+                // Room that came before that was announced to nobody.
+                self.flush_link(l);
             }
             return true;
         }
