@@ -77,9 +77,6 @@ pub struct Slot {
     /// The peer's `consumed` at which a blocked sender wants to be told.
     pub tx_goal: AtomicU64,
     _pad2: [u8; 48],
-    /// Futex word: the owner adds 1 to wake the peer's sleepers.
-    pub wake: AtomicU32,
-    _pad3: [u8; 60],
     /// Geometries of the owner's ring.
     pub geo: [Geo; GEOS],
 }
@@ -115,6 +112,15 @@ pub const FUTEX_TX: u32 = 8;
 /// Where the counter in `want` begins; each new wish of hints adds one.
 pub const WANT_SHIFT: u32 = 8;
 
+/// The words on which the threads of a link's side sleep, one per slot. The peer adds 1 to wake them, and so can
+/// write this memory, and nothing else: to sleep or wake at a word that one may not write, the kernel takes the lock of
+/// the process' whole address space (`get_futex_key` in Linux' kernel/futex/core.c), which `malloc`'s own calls hold.
+#[repr(C)]
+pub struct Wakes {
+    /// By the sleeper's slot.
+    pub word: [AtomicU32; SLOTS],
+}
+
 /// A process's page of sleep words, one per bell, which all its peers map.
 #[repr(C)]
 pub struct BellPage {
@@ -124,4 +130,4 @@ pub struct BellPage {
 
 const _: () = assert!(core::mem::size_of::<SegHead>() <= SLOTS_OFFSET);
 const _: () = assert!(SLOTS_OFFSET + SLOTS * core::mem::size_of::<Slot>() <= BLOCKS_OFFSET);
-const _: () = assert!(core::mem::size_of::<Slot>() == 384);
+const _: () = assert!(core::mem::size_of::<Slot>() == 320);

@@ -9,8 +9,8 @@ use crate::conn::Conn;
 use crate::layout::*;
 use crate::remote::{self, Half, Remote};
 use crate::shm::{self, Map};
-use crate::side::Side;
-use crate::sync::Lock;
+use crate::side::{wake_word, Side};
+use crate::sync::{futex_wake, Lock};
 use crate::sys::{self, sys, Errno, SysResult};
 use crate::wire::Nonce;
 use core::cell::UnsafeCell;
@@ -35,9 +35,9 @@ pub struct Tuple {
 pub mod kind {
     /// First word of who dials: version, its process.
     pub const HELLO: u32 = 1;
-    /// Answer: a new link; carries segment, bells and bell 0.
+    /// Answer: a new link; carries segment, bells, bell 0 and wake words.
     pub const WELCOME: u32 = 2;
-    /// Answer to `WELCOME`: the dialler's segment, bells and bell 0.
+    /// Answer to `WELCOME`: the dialler's segment, bells, bell 0 and wake words.
     pub const LINKED: u32 = 3;
     /// Answer: we have a link already, expect an `ASK` on it.
     pub const USE: u32 = 4;
@@ -90,7 +90,7 @@ pub struct Msg {
 /// Value of [`Msg::magic`].
 pub const MSG_MAGIC: u32 = 0x7273_4b01;
 /// The protocol that this build speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Length of a message.
 pub const MSG_LEN: usize = size_of::<Msg>();
 
@@ -166,6 +166,7 @@ pub struct Link {
     pub side: Side,
     seg: Map,
     bells: Map,
+    wakes: Map,
     bell_fds: [AtomicI32; BELLS],
     rung: [AtomicU32; BELLS],
     /// Our bells that the peer has, and that it was sent.
@@ -191,42 +192,50 @@ unsafe impl Sync for Link {}
 unsafe impl Send for Link {}
 
 impl Link {
-    /// A link over `sock`, from the peer's `[segment, bell page, bell 0]`, which are used up.
-    pub fn new(process: [u8; 16], answered: bool, sock: c_int, side: Side, fds: [c_int; 3]) -> SysResult<Link> {
-        let maps = shm::map_peer(fds[0], SEG_BYTES).and_then(|seg| match shm::map_peer(fds[1], 4096) {
-            Ok(bells) => Ok((seg, bells)),
-            Err(e) => {
-                // SAFETY: nobody has seen the mapping.
-                unsafe { shm::unmap(seg) };
-                Err(e)
+    /// A link over `sock`, from the peer's `[segment, bell page, bell 0, wake words]`, which are used up.
+    pub fn new(process: [u8; 16], answered: bool, sock: c_int, mut side: Side, fds: [c_int; 4]) -> SysResult<Link> {
+        side.close_wakes_fd();
+        let maps = [
+            shm::map_peer(fds[0], SEG_BYTES),
+            shm::map_peer(fds[1], 4096),
+            shm::map_common(fds[3], size_of::<Wakes>()),
+        ];
+        for fd in [fds[0], fds[1], fds[3]] {
+            sys::close_raw(fd);
+        }
+        match maps {
+            [Ok(seg), Ok(bells), Ok(wakes)] => {
+                let link = Self::with(process, answered, sock, side, [seg, bells, wakes]);
+                link.set_bell_fd(0, fds[2]);
+                Ok(link)
             }
-        });
-        sys::close_raw(fds[0]);
-        sys::close_raw(fds[1]);
-        let (seg, bells) = match maps {
-            Ok(m) => m,
-            Err(e) => {
+            maps => {
                 sys::close_raw(fds[2]);
+                let mut error = libc::EINVAL;
+                for map in maps {
+                    match map {
+                        // SAFETY: nobody has seen the mapping.
+                        Ok(m) => unsafe { shm::unmap(m) },
+                        Err(e) => error = e,
+                    }
+                }
                 // SAFETY: nobody uses the segment yet.
                 unsafe { side.destroy() };
-                return Err(e);
+                Err(error)
             }
-        };
-        let link = Self::with(process, answered, sock, side, seg, bells);
-        link.set_bell_fd(0, fds[2]);
-        Ok(link)
+        }
     }
 
     /// A link by RDMA.
     pub fn new_remote(process: [u8; 16], answered: bool, half: Half) -> Link {
         let (side, mirror, remote) = half.into_parts();
-        let bells = Map { base: core::ptr::null_mut(), len: 0 };
-        let mut l = Self::with(process, answered, -1, side, mirror, bells);
+        let none = Map { base: core::ptr::null_mut(), len: 0 };
+        let mut l = Self::with(process, answered, -1, side, [mirror, none, none]);
         *l.remote.get_mut() = remote;
         l
     }
 
-    fn with(process: [u8; 16], answered: bool, sock: c_int, side: Side, seg: Map, bells: Map) -> Link {
+    fn with(process: [u8; 16], answered: bool, sock: c_int, side: Side, [seg, bells, wakes]: [Map; 3]) -> Link {
         Link {
             process,
             answered,
@@ -234,6 +243,7 @@ impl Link {
             side,
             seg,
             bells,
+            wakes,
             remote: AtomicPtr::new(core::ptr::null_mut()),
             bell_fds: [const { AtomicI32::new(-1) }; BELLS],
             rung: [const { AtomicU32::new(0) }; BELLS],
@@ -287,6 +297,14 @@ impl Link {
     pub fn conn(&self, slot: u32) -> Option<&'static Conn> {
         // SAFETY: connections are never freed.
         unsafe { self.conns[slot as usize % SLOTS].load(Acquire).as_ref() }
+    }
+
+    /// Wakes the peer's threads that sleep for the connection of its slot `slot`.
+    pub fn wake_peer(&self, slot: u32) {
+        if let Some(word) = wake_word(self.wakes, slot) {
+            word.fetch_add(1, SeqCst);
+            futex_wake(word, i32::MAX);
+        }
     }
 
     /// Hints to the peer that its slot has news, and rings its bell if it sleeps.
@@ -390,9 +408,8 @@ impl Link {
         // SAFETY: no connection has a slot, no thread reads the queues, and none will: it is dead.
         unsafe {
             self.side.destroy();
-            shm::unmap(self.seg);
-            if self.bells.len > 0 {
-                shm::unmap(self.bells);
+            for map in [self.seg, self.bells, self.wakes] {
+                shm::unmap(map);
             }
             if !remote.is_null() {
                 remote::free(remote);
@@ -425,6 +442,7 @@ pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Lin
                 (*at).side = l.side;
                 (*at).seg = l.seg;
                 (*at).bells = l.bells;
+                (*at).wakes = l.wakes;
                 (*at).bell_fds = l.bell_fds;
                 (*at).rung = l.rung;
                 (*at).bells_known = l.bells_known;
@@ -515,4 +533,56 @@ pub fn reset_after_fork() {
     }
     COUNT.store(0, Relaxed);
     remote::reset_after_fork();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::futex_wait;
+
+    fn copy(fd: c_int) -> c_int {
+        // SAFETY: copies an fd; what comes of it is this test's.
+        unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) }.unwrap() as c_int
+    }
+
+    /// The two ends of a link, as the rendezvous makes them.
+    fn pair() -> [Link; 2] {
+        let sides = [Side::new().unwrap(), Side::new().unwrap()];
+        let page = bell::page_fd().unwrap();
+        let fds = |s: &Side| [s.fd, page, bell::fd(0), s.wakes_fd()].map(copy);
+        let [to_second, to_first] = [fds(&sides[0]), fds(&sides[1])];
+        let [first, second] = sides;
+        [
+            Link::new([1; 16], true, -1, first, to_first).unwrap(),
+            Link::new([2; 16], false, -1, second, to_second).unwrap(),
+        ]
+    }
+
+    #[test]
+    fn the_peer_wakes_who_sleeps_at_a_slot() {
+        let [a, b] = pair();
+        let word = a.side.wake(4095).unwrap();
+        let before = word.load(SeqCst);
+        let asleep = std::thread::scope(|s| {
+            let sleeper = s.spawn(|| futex_wait(word, before, 10_000_000_000));
+            // Until it sleeps: the kernel says how many it woke only to who counts them.
+            while !sleeper.is_finished() {
+                b.wake_peer(4095);
+                std::thread::yield_now();
+            }
+            sleeper.join().unwrap()
+        });
+        assert_ne!(asleep, Err(libc::ETIMEDOUT));
+        assert_ne!(word.load(SeqCst), before);
+        assert_eq!(b.side.wake(4095).unwrap().load(SeqCst), 0, "one's own word is the other's");
+    }
+
+    #[test]
+    fn words_that_cannot_be_written_make_no_link() {
+        let side = Side::new().unwrap();
+        // Sealed: a segment in the place of the words.
+        let (sealed, _) = shm::create_owned(b"test\0", size_of::<Wakes>()).unwrap();
+        let fds = [side.fd, bell::page_fd().unwrap(), bell::fd(0), sealed].map(copy);
+        assert!(Link::new([3; 16], true, -1, Side::new().unwrap(), fds).is_err());
+    }
 }

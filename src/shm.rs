@@ -36,19 +36,30 @@ pub fn anon_private(len: usize) -> SysResult<Map> {
     mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
 }
 
-/// Gives a mapping back.
+/// Gives a mapping back; nothing where there is none.
 ///
 /// # Safety
 /// Nothing may use the memory any more.
 pub unsafe fn unmap(m: Map) {
-    // SAFETY: the caller's promise.
-    let _ = unsafe { sys!(libc::SYS_munmap, m.base, m.len) };
+    if !m.base.is_null() {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { sys!(libc::SYS_munmap, m.base, m.len) };
+    }
 }
 
 /// A memfd of `len` bytes, mapped for writing here; whoever else gets the fd
 /// can neither resize nor (since Linux 5.1) write it. The fd is close-on-exec.
 /// `name` ends with a NUL.
 pub fn create_owned(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
+    create(name, len, F_SEAL_FUTURE_WRITE)
+}
+
+/// As [`create_owned`], but whoever gets the fd may write it, too.
+pub fn create_common(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
+    create(name, len, 0)
+}
+
+fn create(name: &[u8], len: usize, seal: usize) -> SysResult<(c_int, Map)> {
     debug_assert_eq!(name.last(), Some(&0));
     // SAFETY: `name` is NUL-terminated.
     let fd =
@@ -61,7 +72,7 @@ pub fn create_owned(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
         let base = F_SEAL_SHRINK | F_SEAL_GROW;
         // SAFETY: `fd` is ours; kernels without F_SEAL_FUTURE_WRITE refuse it and get the other seals.
         unsafe {
-            if sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, base | F_SEAL_FUTURE_WRITE).is_err() {
+            if sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, base | seal).is_err() {
                 sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, base)?;
             }
             sys!(libc::SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SEAL)?;
@@ -81,6 +92,15 @@ pub fn create_owned(name: &[u8], len: usize) -> SysResult<(c_int, Map)> {
 
 /// Maps a peer's memfd for reading, after checking that it has `len` bytes and cannot shrink.
 pub fn map_peer(fd: c_int, len: usize) -> SysResult<Map> {
+    map_foreign(fd, len, libc::PROT_READ)
+}
+
+/// As [`map_peer`], for writing as well.
+pub fn map_common(fd: c_int, len: usize) -> SysResult<Map> {
+    map_foreign(fd, len, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn map_foreign(fd: c_int, len: usize, prot: c_int) -> SysResult<Map> {
     // SAFETY: a plain query of a descriptor.
     let seals = unsafe { sys!(libc::SYS_fcntl, fd, F_GET_SEALS) }?;
     if seals & F_SEAL_SHRINK == 0 {
@@ -91,7 +111,7 @@ pub fn map_peer(fd: c_int, len: usize) -> SysResult<Map> {
     if size < len {
         return Err(libc::EINVAL);
     }
-    let map = mmap(len, libc::PROT_READ, libc::MAP_SHARED | libc::MAP_NORESERVE, fd)?;
+    let map = mmap(len, prot, libc::MAP_SHARED | libc::MAP_NORESERVE, fd)?;
     // SAFETY: advice about our own new mapping.
     let _ = unsafe { sys!(libc::SYS_madvise, map.base, map.len, libc::MADV_DONTDUMP) };
     Ok(map)

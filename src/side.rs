@@ -36,8 +36,17 @@ pub struct Side {
     pub fd: c_int,
     seg: Map,
     books: Map,
+    /// [`Wakes`] and its memfd, until the peer has it; null with a peer on another host.
+    wakes: Map,
+    wakes_fd: c_int,
     /// Blocks are taken only from pieces of the segment that have been enabled.
     gated: bool,
+}
+
+/// The word for slot `i` in a mapping of [`Wakes`].
+pub fn wake_word<'a>(wakes: Map, i: u32) -> Option<&'a AtomicU32> {
+    // SAFETY: null, or mapped with that size for as long as the link's users hold it; zeroes are valid.
+    unsafe { (wakes.base as *const Wakes).as_ref() }.map(|w| &w.word[i as usize % SLOTS])
 }
 
 impl Side {
@@ -53,21 +62,45 @@ impl Side {
 
     fn make(gated: bool) -> SysResult<Side> {
         let (fd, seg) = shm::create_owned(b"ringsock-ring\0", SEG_BYTES)?;
-        let side = shm::allocate(fd, 0, SLOTS_OFFSET)
-            .and_then(|()| shm::anon_shared(core::mem::size_of::<Books>()))
-            .map(|books| Side { fd, seg, books, gated });
-        match side {
-            Ok(s) => {
-                s.head().magic.store(SEG_MAGIC, Release);
-                Ok(s)
-            }
+        let none = Map { base: core::ptr::null_mut(), len: 0 };
+        let mut side = Side { fd, seg, books: none, wakes: none, wakes_fd: -1, gated };
+        match side.furnish() {
+            Ok(()) => Ok(side),
             Err(e) => {
-                sys::close(fd);
-                // SAFETY: nobody has seen the new mapping.
-                unsafe { shm::unmap(seg) };
+                // SAFETY: nobody has seen it.
+                unsafe { side.destroy() };
                 Err(e)
             }
         }
+    }
+
+    fn furnish(&mut self) -> SysResult<()> {
+        shm::allocate(self.fd, 0, SLOTS_OFFSET)?;
+        self.books = shm::anon_shared(size_of::<Books>())?;
+        if !self.gated {
+            (self.wakes_fd, self.wakes) = shm::create_common(b"ringsock-wake\0", size_of::<Wakes>())?;
+            shm::allocate(self.wakes_fd, 0, size_of::<Wakes>())?;
+        }
+        self.head().magic.store(SEG_MAGIC, Release);
+        Ok(())
+    }
+
+    /// The memfd of the words on which our threads sleep, for the peer.
+    pub fn wakes_fd(&self) -> c_int {
+        self.wakes_fd
+    }
+
+    /// The peer has what it needs.
+    pub fn close_wakes_fd(&mut self) {
+        if self.wakes_fd >= 0 {
+            sys::close(self.wakes_fd);
+            self.wakes_fd = -1;
+        }
+    }
+
+    /// The word on which threads sleep that wait for the connection of our slot `i`.
+    pub fn wake(&self, i: u32) -> Option<&AtomicU32> {
+        wake_word(self.wakes, i)
     }
 
     /// Gives everything back.
@@ -76,10 +109,12 @@ impl Side {
     /// Nothing may use the segment any more.
     pub unsafe fn destroy(&self) {
         sys::close(self.fd);
-        // SAFETY: the caller's promise.
-        unsafe {
-            shm::unmap(self.seg);
-            shm::unmap(self.books);
+        if self.wakes_fd >= 0 {
+            sys::close(self.wakes_fd);
+        }
+        for map in [self.seg, self.books, self.wakes] {
+            // SAFETY: the caller's promise.
+            unsafe { shm::unmap(map) };
         }
     }
 

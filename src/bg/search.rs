@@ -297,7 +297,7 @@ impl Bg {
                     None => self.hang_up(fd),
                 }
             }
-            kind::WELCOME if caller.dialled.is_some() && version_ok && fds[2] >= 0 => {
+            kind::WELCOME if caller.dialled.is_some() && version_ok && fds[3] >= 0 => {
                 let t = caller.dialled;
                 if let Some(why) = self.refusal(fd, version_ok) {
                     close_all(&fds);
@@ -326,7 +326,7 @@ impl Bg {
                     self.propose(l, t);
                 }
             }
-            kind::LINKED if version_ok && fds[2] >= 0 => match caller.offer.take() {
+            kind::LINKED if version_ok && fds[3] >= 0 => match caller.offer.take() {
                 Some((side, process)) => {
                     self.callers.remove(&fd);
                     if let Some(l) = self.connect(fd, process, true, side, fds) {
@@ -380,11 +380,11 @@ impl Bg {
     }
 
     /// Our half of a new link, and the fds that the peer needs.
-    pub(super) fn offer(&self) -> Option<(Side, [c_int; 3])> {
+    pub(super) fn offer(&self) -> Option<(Side, [c_int; 4])> {
         let page = bell::page_fd()?;
         match Side::new() {
             Ok(side) => {
-                let fds = [side.fd, page, bell::fd(0)];
+                let fds = [side.fd, page, bell::fd(0), side.wakes_fd()];
                 Some((side, fds))
             }
             Err(e) => {
@@ -403,7 +403,7 @@ impl Bg {
         fds: [c_int; 4],
     ) -> Option<&'static Link> {
         self.unwatch(sock);
-        let l = match Link::new(process, answered, sock, side, [fds[0], fds[1], fds[2]]) {
+        let l = match Link::new(process, answered, sock, side, fds) {
             Ok(l) => link::publish(l, &mut self.retired),
             Err(e) => {
                 log(Level::Warn, format_args!("a peer's memory cannot be used (errno {e})"));

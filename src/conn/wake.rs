@@ -47,6 +47,13 @@ impl Conn {
         }
     }
 
+    /// The word at which the peer, a process of this host, wakes threads that wait for this connection.
+    pub fn wake_word(&self) -> Option<&AtomicU32> {
+        self.peer()?;
+        // SAFETY: links are never freed while a connection has one.
+        unsafe { self.link.load(Acquire).as_ref() }?.side.wake(self.slot.load(Relaxed))
+    }
+
     /// Bytes were published for the peer (`WANT_RX`, `FUTEX_RX`) or room was made for it: wakes whoever asked.
     #[inline]
     pub fn tell_peer(&self, hint_bit: u32, futex_bit: u32) {
@@ -79,10 +86,7 @@ impl Conn {
             return;
         }
         if want & futex_bit != 0 {
-            if let Some(own) = self.own() {
-                own.wake.fetch_add(1, SeqCst);
-                futex_wake(&own.wake, i32::MAX);
-            }
+            link.wake_peer(self.peer_slot.load(Relaxed));
         }
         if want & hint_bit != 0 {
             let seq = want >> WANT_SHIFT;

@@ -32,11 +32,9 @@ pub(super) fn wait(
         if epoch != first {
             break Ok(());
         }
-        let (word, value) = match conn.peer() {
-            Some(p) if conn.remote_pid.load(Relaxed) == 0 => (&raw const p.wake, p.wake.load(SeqCst)),
-            // News from another host is this process's own to tell.
-            _ => (&raw const conn.epoch, epoch),
-        };
+        // News from another host is this process's own to tell.
+        let word = conn.wake_word().unwrap_or(&conn.epoch);
+        let value = word.load(SeqCst);
         if let Some(own) = conn.own() {
             if to_write {
                 let mut tx = conn.lock_tx();
@@ -67,7 +65,7 @@ pub(super) fn wait(
         };
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };
-        let words = [(word, value), (&raw const conn.epoch, epoch)];
+        let words = [(&raw const *word, value), (&raw const conn.epoch, epoch)];
         let r = match guards {
             // Whoever notifies after this look rings the bell.
             Some(_) if conn.epoch.load(SeqCst) != epoch => Ok(0),
