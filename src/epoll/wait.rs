@@ -342,7 +342,23 @@ impl Set {
         }
     }
 
+    /// Whether all that the kernel says is for the program, and nobody else has anything to say.
+    #[inline]
+    fn is_the_kernels(&self) -> bool {
+        let ours = self.managed.load(SeqCst) | self.bell.load(Relaxed) | self.oneshots.load(Relaxed);
+        ours | self.muted.load(SeqCst) == 0 && !self.nests.load(Relaxed)
+    }
+
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        if timeout_ns == 0 && self.is_the_kernels() {
+            let moves = self.moves.load(SeqCst);
+            let n = self.kernel_wait((evs, max as usize), 0, mask, None)?;
+            // Another thread may have added a one-shot, or a bell, meanwhile.
+            let n = if self.is_the_kernels() { n } else { self.admit(evs, self.without_token(evs, n)) };
+            if n > 0 || self.moves.load(SeqCst) == moves {
+                return Ok(n as isize);
+            }
+        }
         let first = self.rounds.load(Relaxed);
         let n = self.await_events(evs, max, timeout_ns, mask)?;
         Ok(self.merge(evs, n as usize, first) as isize)
@@ -361,6 +377,7 @@ impl Set {
         let since = Since::now();
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
+        let mut limit = timeout_ns;
         loop {
             let moves = self.moves.load(SeqCst);
             // A connection that went over between the looks at its two possible places was seen in neither.
@@ -375,11 +392,15 @@ impl Set {
                     }
                 };
                 let how = Sleep { since, any: true, if_left: &mut end };
-                let n = self.ask_kernel(evs, max, left(), mask, Some(how));
+                let n = self.ask_kernel(evs, max, limit, mask, Some(how));
                 end();
                 let n = n?;
-                if n > 0 || left() == 0 && !moved() {
+                if n > 0 {
                     return Ok(n as isize);
+                }
+                limit = left();
+                if limit == 0 && !moved() {
+                    return Ok(0);
                 }
                 continue;
             }
