@@ -171,13 +171,22 @@ unsafe fn is_dynamic(path: *const c_char) -> bool {
     let mut head = [0u8; 1024];
     // SAFETY: all-zero is a valid stat.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    // A FIFO would hold an open or a read up, a device may do anything when it is opened; the kernel executes neither.
+    let regular = |st: &libc::stat| st.st_mode & libc::S_IFMT == libc::S_IFREG;
     // SAFETY: `path` is a string or null, which the kernel refuses; the buffers are writable.
     let n = unsafe {
-        let Ok(fd) = sys!(libc::SYS_openat, libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_CLOEXEC) else {
+        let known = sys!(libc::SYS_newfstatat, libc::AT_FDCWD, path, &mut st, 0);
+        if known.is_err() || !regular(&st) {
+            return true;
+        }
+        let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let Ok(fd) = sys!(libc::SYS_openat, libc::AT_FDCWD, path, how) else {
             return true;
         };
-        let n = sys!(libc::SYS_read, fd, head.as_mut_ptr(), head.len()).unwrap_or(0);
-        let _ = sys!(libc::SYS_fstat, fd, &mut st);
+        let n = match sys!(libc::SYS_fstat, fd, &mut st) {
+            Ok(_) if regular(&st) => sys!(libc::SYS_read, fd, head.as_mut_ptr(), head.len()).unwrap_or(0),
+            _ => 0,
+        };
         sys::close_raw(fd as c_int);
         n
     };

@@ -19,6 +19,7 @@ pub const CHECKS: &[Check] = &[
     ("image-spawn", |cx| uses(cx, How::Spawn, SHELL)),
     ("image-spawn-bare", |cx| uses(cx, How::Spawn, BARE)),
     ("image-spawn-static", |cx| uses(cx, How::Spawn, STATIC)),
+    ("image-no-file", no_file),
     ("image-untouched", untouched),
     ("image-outlives-us", outlives),
 ];
@@ -114,6 +115,19 @@ fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
     sys::close(NUMBER)?;
     cx.tell(Op::Send, 5000, 0, 0)?;
     cx.recv(5000)?;
+    bye(cx)?;
+    Ok(())
+}
+
+fn no_file(cx: &mut Cx) -> Res {
+    // A pipe that has a writer and nothing in it: whoever reads it to learn what it is waits for ever.
+    let (rd, wr) = sys::pipe()?;
+    for how in [How::Fork, How::Vfork] {
+        let pid = start(how, &[&format!("/proc/self/fd/{rd}")], wr)?;
+        same!(sys::waitpid(pid)? >> 8, 127, "status of a child that could not execute a pipe");
+    }
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    cx.recv(1000)?;
     bye(cx)?;
     Ok(())
 }
