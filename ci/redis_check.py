@@ -88,9 +88,17 @@ class Check:
 
     def server(self, *options):
         """Starts a server."""
+        return self.one_more(self.setting.server, self.setting.server_set, options)
+
+    def replica(self, *options):
+        """Starts a server that is preloaded as clients are."""
+        return self.one_more(self.setting.client, self.setting.client_set, options)
+
+    def one_more(self, lib, settings, options):
+        """Starts a server with a library."""
         # fmt: off
         s = Server(
-            self.reports, self.setting.server, self.setting.server_set,
+            self.reports, lib, settings,
             ("--client-output-buffer-limit", "pubsub 0 0 0", "--client-output-buffer-limit", "replica 0 0 0", *options),
         )
         # fmt: on
@@ -239,7 +247,8 @@ def check_replica(c, a, count, seconds):
     # Most is sent while a child of the primary saves its memory on the same processors.
     c.wanted = 0.75
     one = c.server()
-    two = c.server()
+    # To its primary it is a client.
+    two = c.replica()
     # fmt: off
     writers = [
         c.client("setget", one, seed=a.seed + i, count=count // 2, keys=400, seconds=seconds) for i in range(2)

@@ -31,8 +31,12 @@ mod verbs;
 use search::make_plain;
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
-/// 0: not started, 1: starting, 2: running, 3: cannot be started.
+/// 0: not started, 1: starting, 2: running, 3: cannot be started, or has ended.
 static STATE: AtomicU32 = AtomicU32::new(0);
+/// The thread is to end.
+static END: AtomicBool = AtomicBool::new(false);
+/// The thread's id, while it runs.
+static TID: AtomicU32 = AtomicU32::new(0);
 /// The thread's epoll set, or -1.
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
@@ -122,9 +126,30 @@ pub fn channels_place() -> (c_int, u64) {
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
     STATE.store(0, Relaxed);
+    TID.store(0, Relaxed);
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
     EPFD.store(-1, Relaxed);
+}
+
+/// Ends the thread, for good: nothing moves to a ring any more. Waits until it is gone, for a second at most.
+pub fn end() {
+    END.store(true, SeqCst);
+    if STATE.compare_exchange(0, 3, AcqRel, Acquire).is_ok() {
+        return;
+    }
+    bell::ring(0);
+    let until = now_ns() + 1_000 * MS;
+    while now_ns() < until {
+        let tid = TID.load(SeqCst);
+        // SAFETY: signal 0 asks only whether the thread exists.
+        let gone = tid != 0 && unsafe { sys!(libc::SYS_tgkill, crate::process::pid(), tid, 0) }.is_err();
+        if gone || STATE.load(Acquire) == 3 && tid == 0 {
+            return;
+        }
+        // SAFETY: no preconditions.
+        let _ = unsafe { sys!(libc::SYS_sched_yield) };
+    }
 }
 
 #[cold]
@@ -140,9 +165,10 @@ fn start() {
 }
 
 fn spawn() -> bool {
-    let all = u64::MAX;
+    // The program's signals are not for this thread. Two are libc's own (32 and 33): `setuid` and its kin wait until
+    // every thread has answered them.
+    let all = !(0b11u64 << 31);
     let mut old = 0u64;
-    // The program's signals are not for this thread.
     // SAFETY: both masks are 8 bytes, as the kernel wants them.
     let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, &mut old, 8) };
     // SAFETY: the attribute object is initialised before it is used; `main` takes no argument.
@@ -169,8 +195,10 @@ pub fn entry() -> usize {
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
     let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
+    TID.store(crate::thread::tid(), SeqCst);
     if let Some(mut bg) = Bg::new() {
         bg.run();
+        bg.close_all();
     }
     STATE.store(3, Release);
     core::ptr::null_mut()
@@ -346,9 +374,10 @@ impl Bg {
 
     fn run(&mut self) {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
-        loop {
+        while !END.load(SeqCst) {
             bell::sleep_begin(0);
-            let idle = INBOX.load(SeqCst).is_null() && !link::any_hints(0) && !SEND_BELLS.load(SeqCst);
+            let idle =
+                !END.load(SeqCst) && INBOX.load(SeqCst).is_null() && !link::any_hints(0) && !SEND_BELLS.load(SeqCst);
             let timeout = if idle { self.timeout() } else { 0 };
             // SAFETY: `evs` has room for its length.
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
@@ -379,6 +408,13 @@ impl Bg {
             self.timers();
             self.answer_guests();
         }
+    }
+
+    /// Peers are to see that nobody answers any more.
+    fn close_all(&self) {
+        let listeners = self.looks.values().map(|l| l.listener).filter(|fd| *fd >= 0);
+        let links = self.links.iter().map(|l| l.sock).filter(|fd| *fd >= 0);
+        listeners.chain(links).chain(self.callers.keys().copied()).for_each(sys::close);
     }
 
     /// Milliseconds until something is due, -1: nothing is.

@@ -11,6 +11,7 @@
 //! table made from [`interesting`] and comes here only for the numbers in it.
 
 use crate::ops::{self, Outcome};
+use crate::retire;
 use crate::sys::syscall6;
 use crate::table;
 use core::ptr;
@@ -651,6 +652,8 @@ calls! { a b c d e f :
     SYS_fanotify_init => raw_fd(libc::SYS_fanotify_init, a, b, 0, 0, 0, 0);
     SYS_userfaultfd => raw_fd(libc::SYS_userfaultfd, a, 0, 0, 0, 0, 0);
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
+    SYS_seccomp => { if retire::confines(a as c_uint) { ops::confining() }; Bypass };
+    SYS_prctl => { if a as c_int == retire::BY_PRCTL { ops::confining() }; Bypass };
     SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };
     #[cfg(target_arch = "x86_64")]
     SYS_open => raw_fd(libc::SYS_open, a, b, c, 0, 0, 0);

@@ -24,6 +24,7 @@ pub mod pump;
 pub mod remote;
 pub mod rendezvous;
 pub mod report;
+pub mod retire;
 pub mod ring;
 pub mod rules;
 pub mod select;

@@ -3,7 +3,7 @@
 
 use crate::stats::Why;
 use crate::sys::Errno;
-use crate::{bg, epoll, fds, foreign, io, poll, process, table, transfer};
+use crate::{bg, epoll, fds, foreign, io, poll, process, retire, table, transfer};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -123,6 +123,11 @@ pub fn socket_new(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn no_more_rings() {
     process::no_more_rings();
+}
+
+/// The program is about to install a filter of system calls.
+pub fn confining() {
+    retire::retire();
 }
 
 /// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.

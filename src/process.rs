@@ -64,13 +64,18 @@ pub fn is_dead(pid: u32) -> bool {
 
 /// Whether the caller is a `vfork` child: another process in this process's memory.
 pub fn is_guest() -> bool {
-    sys::pid() != pid()
+    is_active() && sys::pid() != pid()
 }
 
 /// Whether the library is at work in this process.
 #[inline]
 pub fn is_active() -> bool {
     READY.load(Relaxed)
+}
+
+/// The library works no more in this process.
+pub fn rest() {
+    READY.store(false, SeqCst);
 }
 
 /// Whether the process is about to end: what is begun now will not be finished.
@@ -142,7 +147,8 @@ fn bring_shared_home(until: i64, which: impl Fn(&Conn) -> bool) {
     }
 }
 
-fn write_report() {
+/// Writes the report, if one is wanted.
+pub fn write_report() {
     // The background thread may be closing hundreds of connections right now.
     let _books = arena::stop_books();
     if let Some((header, conns)) = arena::view() {
@@ -269,6 +275,9 @@ pub fn has_threads() -> bool {
 
 /// In the child.
 pub fn fork_child() {
+    if crate::retire::is_retired() {
+        return;
+    }
     THREADS.store(false, Relaxed);
     let parents_life = life();
     PID.store(sys::pid(), Relaxed);
@@ -314,7 +323,8 @@ pub fn fork_child() {
     });
 }
 
-fn each_held(mut f: impl FnMut(&'static Conn)) {
+/// Calls `f` for each connection that this process has an fd of.
+pub fn each_held(mut f: impl FnMut(&'static Conn)) {
     for fd in 0..=table::highest() {
         if let Some(c) = table::conn(fd) {
             // Once for each connection, not for each of its numbers.

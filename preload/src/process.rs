@@ -1,9 +1,10 @@
 //! Processes, and `syscall()`.
 
 use core::arch::naked_asm;
-use libc::{c_char, c_int, c_long, pid_t};
+use libc::{c_char, c_int, c_long, c_ulong, pid_t};
 use ringsock_core::dispatch;
 use ringsock_core::ops::{self, Outcome};
+use ringsock_core::retire;
 
 use crate::real::{self, finish, keep_errno};
 
@@ -48,6 +49,46 @@ hook! {
             keep_errno(|| ops::forked(pid));
         }
         pid
+    }
+}
+
+hook! {
+    /// libc's own forks by itself, and the parent ends unseen: what it owes to its peers would be lost.
+    fn daemon(stay: c_int, keep: c_int) -> c_int {
+        match fork() {
+            -1 => return -1,
+            0 => {}
+            _ => _exit(0),
+        }
+        if libc::setsid() == -1 {
+            return -1;
+        }
+        if stay == 0 {
+            libc::chdir(c"/".as_ptr());
+        }
+        if keep != 0 {
+            return 0;
+        }
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        let mut st: libc::stat = core::mem::zeroed();
+        if null < 0 || libc::fstat(null, &mut st) != 0 {
+            return -1;
+        }
+        // As libc: not whatever else may lie there.
+        let device = st.st_mode & libc::S_IFMT == libc::S_IFCHR && st.st_rdev == libc::makedev(1, 3);
+        if device {
+            (0..3).for_each(|fd| {
+                libc::dup2(null, fd);
+            });
+        }
+        if null > 2 || !device {
+            libc::close(null);
+        }
+        if !device {
+            *libc::__errno_location() = libc::ENODEV;
+            return -1;
+        }
+        0
     }
 }
 
@@ -202,6 +243,64 @@ variadic_exec!(execle = execle_array);
 hook! { fn _exit(status: c_int) -> ! { ops::exiting(); real(status) } }
 hook! { fn _Exit(status: c_int) -> ! { ops::exiting(); real(status) } }
 hook! { fn quick_exit(status: c_int) -> ! { ops::exiting(); real(status) } }
+
+// ------------------------------------------------------------------ dlmopen()
+
+/// Before `dlmopen`: a new namespace gets a libc of its own, with which it can use any socket out of our sight.
+/// Gives the real function.
+unsafe extern "C" fn namespace(id: c_long) -> usize {
+    const NEW: c_long = -1;
+    if id == NEW {
+        keep_errno(|| ops::no_more_rings());
+    }
+    real::dlmopen.get() as usize
+}
+
+/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn dlmopen() -> c_long {
+    naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "call {namespace}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        namespace = sym namespace,
+    )
+}
+
+/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn dlmopen() -> c_long {
+    naked_asm!(
+        "stp x0, x1, [sp, #-32]!",
+        "stp x2, x30, [sp, #16]",
+        "bl {namespace}",
+        "mov x16, x0",
+        "ldp x2, x30, [sp, #16]",
+        "ldp x0, x1, [sp], #32",
+        "br x16",
+        namespace = sym namespace,
+    )
+}
+
+// -------------------------------------------------------------------- seccomp
+
+hook! {
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+        if option == retire::BY_PRCTL {
+            ops::confining();
+        }
+        real(option, a, b, c, d)
+    }
+}
 
 // ------------------------------------------------------------------ syscall()
 

@@ -7,6 +7,7 @@ mod bulk;
 mod cancel;
 pub mod cx;
 mod ends;
+mod environs;
 mod family;
 mod found;
 mod handlers;
@@ -41,6 +42,7 @@ fn all() -> Vec<Check> {
         bulk::CHECKS,
         found::CHECKS,
         surface::CHECKS,
+        environs::CHECKS,
     ];
     lists.concat()
 }

@@ -1,0 +1,47 @@
+//! The end of the library's work in a process that goes on: a program that confines itself to system calls of its own
+//! choice (`seccomp(2)`) has not chosen ours, and may be killed for one.
+//!
+//! Before the filter is installed every connection returns to TCP for good, the background thread ends, the report is
+//! written, and all fds and epoll sets are forgotten: from then on every call goes straight to libc's function. A filter
+//! that stood before the program began, as in a container, is another matter: what it refuses leaves connections on TCP.
+
+use crate::log::{log, Level};
+use crate::{bg, holders, process, table};
+use core::sync::atomic::{AtomicBool, Ordering::*};
+use libc::c_int;
+
+/// `prctl(PR_SET_SECCOMP)`.
+pub const BY_PRCTL: c_int = 22;
+
+static RETIRED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the library has retired in this process, or in one that it descends from.
+pub fn is_retired() -> bool {
+    RETIRED.load(Relaxed)
+}
+
+/// Whether `seccomp(operation)` installs a filter: strict mode, or the program's own. The others are questions.
+pub fn confines(operation: u32) -> bool {
+    operation <= 1
+}
+
+/// Before the program installs a filter. Blocks until all connections are back on TCP.
+pub fn retire() {
+    if !process::is_active() || process::is_guest() || RETIRED.swap(true, SeqCst) {
+        return;
+    }
+    process::no_more_rings();
+    log(Level::Info, format_args!("the program confines itself by seccomp: all its connections stay on TCP"));
+    bg::end();
+    // Forks from here on go unseen: whoever else holds a connection is not to take itself for the only one.
+    process::each_held(|c| {
+        if !c.holders.is_only(process::holder_id()) {
+            c.holders.add(holders::UNKNOWN);
+        }
+    });
+    process::write_report();
+    process::rest();
+    for fd in 0..=table::highest() {
+        table::take(fd);
+    }
+}

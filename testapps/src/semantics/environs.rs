@@ -1,0 +1,381 @@
+//! What surrounds a connection: filters of system calls, other users, other roots, a second libc, options of listeners.
+
+use super::cx::{Cx, Op, Res, Why};
+use super::Check;
+use crate::{ensure, same, sys, util};
+use libc::{c_int, c_long, c_void, POLLIN, SOL_SOCKET};
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("seccomp-by-prctl", |cx| confined(cx, by_prctl)),
+    ("seccomp-by-syscall", |cx| confined(cx, by_syscall)),
+    ("other-user", other_user),
+    ("other-root", other_root),
+    ("stopped-for-a-while", stopped),
+    ("daemon", daemon),
+    ("second-libc", second_libc),
+    ("sigurg", sigurg),
+    ("aio", aio),
+    ("deferred-accept", |cx| listener(cx, libc::TCP_DEFER_ACCEPT, false)),
+    ("fast-open", |cx| listener(cx, libc::TCP_FASTOPEN, true)),
+    ("two-listeners-on-a-port", shared_port),
+    ("ulp", |cx| taken_over(cx, libc::TCP_ULP, b"tls\0")),
+    ("repair", repair),
+];
+
+// What a small server needs, it may go on to use; for what the library would use beside that the process is killed.
+const FORBIDDEN: &[c_long] = &[
+    libc::SYS_futex_waitv,
+    libc::SYS_memfd_create,
+    libc::SYS_eventfd2,
+    libc::SYS_getrusage,
+    libc::SYS_ppoll,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_sched_yield,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_fallocate,
+    libc::SYS_ioctl,
+];
+
+fn program() -> Vec<libc::sock_filter> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    // The number is the first word of struct seccomp_data.
+    let mut all = vec![libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 }];
+    for n in FORBIDDEN {
+        all.push(libc::sock_filter { code: EQUAL, jt: 0, jf: 1, k: *n as u32 });
+        all.push(libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_KILL_PROCESS });
+    }
+    all.push(libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW });
+    all
+}
+
+fn by_prctl(p: &libc::sock_fprog) -> c_long {
+    // SAFETY: the program is valid.
+    unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER as usize, p as *const libc::sock_fprog).into()
+    }
+}
+
+/// For all threads.
+fn by_syscall(p: &libc::sock_fprog) -> c_long {
+    // SAFETY: as above.
+    unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            p as *const libc::sock_fprog,
+        )
+    }
+}
+
+fn confined(cx: &mut Cx, install: fn(&libc::sock_fprog) -> c_long) -> Res {
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32, 7)?;
+    let mut filter = program();
+    let p = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: no pointers.
+    same!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0, "no new privileges");
+    same!(install(&p), 0, "the filter");
+    cx.warm(20, 0)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(wait_plainly(ep), 1, "epoll_wait");
+    cx.recv(100)?;
+    cx.renew()?;
+    cx.warm(200, 10)?;
+    cx.tell(Op::Send, 100_000, 0, 0)?;
+    cx.recv(100_000)
+}
+
+/// `epoll_wait` as libc has it: `epoll_pwait` where there is no other call.
+fn wait_plainly(ep: RawFd) -> c_int {
+    // SAFETY: one event.
+    unsafe {
+        let mut e: libc::epoll_event = core::mem::zeroed();
+        libc::epoll_wait(ep, &mut e, 1, 5000)
+    }
+}
+
+/// The program gives up root, in the middle and before a new connection.
+fn other_user(cx: &mut Cx) -> Res {
+    // SAFETY: no pointers.
+    if unsafe { libc::geteuid() } != 0 {
+        return Ok(());
+    }
+    const NOBODY: libc::uid_t = 65534;
+    // SAFETY: no pointers.
+    same!(unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) }, 0, "setresgid");
+    // SAFETY: no pointers.
+    same!(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) }, 0, "setresuid");
+    go_on(cx)
+}
+
+/// The program goes where there is no `/proc` and no `/dev`.
+fn other_root(cx: &mut Cx) -> Res {
+    // SAFETY: no pointers.
+    if unsafe { libc::geteuid() } != 0 {
+        return Ok(());
+    }
+    // SAFETY: paths that end with a NUL.
+    unsafe {
+        same!(libc::chroot(c"/mnt".as_ptr()), 0, "chroot");
+        same!(libc::chdir(c"/".as_ptr()), 0, "chdir");
+    }
+    go_on(cx)
+}
+
+/// On the old connection, and on a new one.
+fn go_on(cx: &mut Cx) -> Res {
+    cx.warm(20, 0)?;
+    cx.renew()?;
+    cx.warm(200, 10)?;
+    cx.tell(Op::Send, 100_000, 0, 0)?;
+    cx.recv(100_000)?;
+    cx.warm(20, 0)
+}
+
+/// As for a checkpoint.
+fn stopped(cx: &mut Cx) -> Res {
+    cx.post(Op::SendBits, 200, 700, 500)?;
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
+    let pid = sys::fork()?;
+    if pid == 0 {
+        for _ in 0..3 {
+            util::pause_ms(20);
+            let _ = sys::kill(me, libc::SIGSTOP);
+            util::pause_ms(60);
+            let _ = sys::kill(me, libc::SIGCONT);
+        }
+        // SAFETY: no destructors of the parent's are to run.
+        unsafe { libc::_exit(0) };
+    }
+    cx.recv(200 * 700)?;
+    cx.wait()?;
+    same!(sys::waitpid(pid)?, 0, "the child");
+    cx.warm(20, 0)
+}
+
+/// libc's `daemon`: the parent ends, and its child goes on with the connection.
+fn daemon(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let pid = sys::fork()?;
+    if pid == 0 {
+        // SAFETY: no pointers.
+        if unsafe { libc::daemon(0, 0) } != 0 {
+            sys::exit(1);
+        }
+        let said = match cx.warm(20, 0).and_then(|()| cx.renew()).and_then(|()| cx.warm(200, 10)) {
+            Ok(()) => "ok".into(),
+            Err(Why(text)) => text,
+        };
+        let _ = sys::write(wr, said.as_bytes());
+        // SAFETY: no destructors of the parent's are to run.
+        unsafe { libc::_exit(0) };
+    }
+    sys::close(wr)?;
+    same!(sys::waitpid(pid)?, 0, "the daemon's parent");
+    let mut b = [0; 200];
+    ensure!(sys::wait1(rd, POLLIN, 8000)? != 0, "the daemon is silent");
+    let n = sys::read(rd, &mut b)?;
+    same!(core::str::from_utf8(&b[..n]), Ok("ok"), "the daemon");
+    // It has closed the old one, and has the new one for itself.
+    sys::close(cx.fd)?;
+    cx.fd = -1;
+    Ok(())
+}
+
+/// A library with a libc of its own uses the connection.
+fn second_libc(cx: &mut Cx) -> Res {
+    type Receive = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
+    // SAFETY: a name that ends with a NUL; the symbol has that type.
+    let receive = unsafe {
+        let lib = libc::dlmopen(libc::LM_ID_NEWLM, c"libc.so.6".as_ptr(), libc::RTLD_NOW);
+        if lib.is_null() {
+            return Err(Why(format!("dlmopen: {:?}", CStr::from_ptr(libc::dlerror()))));
+        }
+        core::mem::transmute::<*mut c_void, Receive>(libc::dlsym(lib, c"recv".as_ptr()))
+    };
+    cx.warm(20, 0)?;
+    cx.tell(Op::Send, 500, 0, 0)?;
+    let mut b = [0u8; 500];
+    // SAFETY: the buffer is of that length.
+    let n = unsafe { receive(cx.fd, b.as_mut_ptr().cast(), b.len(), libc::MSG_WAITALL) };
+    same!(n, 500, "a recv of another libc");
+    cx.take(&b)?;
+    cx.warm(20, 0)
+}
+
+static URGENT: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn urgent(_: c_int) {
+    URGENT.fetch_add(1, SeqCst);
+}
+
+fn sigurg(cx: &mut Cx) -> Res {
+    sys::sigaction(libc::SIGURG, urgent, libc::SA_RESTART)?;
+    // SAFETY: no preconditions.
+    sys::fcntl(cx.fd, libc::F_SETOWN, unsafe { libc::getpid() })?;
+    cx.tell(Op::Urgent, 0, 0, 0)?;
+    for _ in 0..500 {
+        if URGENT.load(SeqCst) > 0 {
+            break;
+        }
+        util::pause_ms(10);
+    }
+    same!(URGENT.load(SeqCst), 1, "signals for one urgent byte");
+    let mut b = [0; 1];
+    same!(sys::recv(cx.fd, &mut b, libc::MSG_OOB)?, 1, "the urgent byte");
+    cx.warm(20, 0)
+}
+
+fn aio(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 200, 0, 0)?;
+    cx.arrive(200)?;
+    let mut b = [0u8; 200];
+    // SAFETY: the block and its buffer live until the request is done.
+    let n = unsafe {
+        let mut cb: libc::aiocb = core::mem::zeroed();
+        cb.aio_fildes = cx.fd;
+        cb.aio_buf = b.as_mut_ptr().cast();
+        cb.aio_nbytes = b.len();
+        same!(libc::aio_read(&mut cb), 0, "aio_read");
+        let list = [&raw const cb];
+        for _ in 0..50 {
+            if libc::aio_error(&cb) != libc::EINPROGRESS {
+                break;
+            }
+            let limit = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            libc::aio_suspend(list.as_ptr(), 1, &limit);
+        }
+        same!(libc::aio_error(&cb), 0, "aio_error");
+        libc::aio_return(&mut cb)
+    };
+    same!(n, 200, "aio_return");
+    cx.take(&b)?;
+    cx.warm(20, 0)
+}
+
+/// A pair over a listener of our own with an option; with `fast`, the first bytes come with the SYN.
+fn listener(cx: &mut Cx, option: c_int, fast: bool) -> Res {
+    let (l, port) = sys::listen(0, 8)?;
+    sys::setsockopt(l, libc::IPPROTO_TCP, option, 5 as c_int)?;
+    let to = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+        sin_zero: [0; 8],
+    };
+    let c = if fast { sys::tcp_socket()? } else { sys::connect(port)? };
+    let first = [0x5a; 100];
+    // SAFETY: the address is of its length.
+    let n = unsafe {
+        let (at, len) = (&raw const to, size_of_val(&to) as u32);
+        match fast {
+            true => libc::sendto(c, first.as_ptr().cast(), 100, libc::MSG_FASTOPEN, at.cast(), len),
+            false => libc::send(c, first.as_ptr().cast(), 100, 0),
+        }
+    };
+    same!(n, 100, "the first bytes");
+    let s = sys::accept(l, libc::SOCK_CLOEXEC)?;
+    let mut b = [0; 100];
+    sys::read_exact(s, &mut b)?;
+    same!(b, first, "the first bytes");
+    talk(c, s)?;
+    for fd in [l, c, s] {
+        sys::close(fd)?;
+    }
+    cx.warm(20, 0)
+}
+
+/// Enough for a connection of one process with itself to leave TCP.
+fn talk(c: RawFd, s: RawFd) -> Res {
+    let mut got = [0u8; 64];
+    for i in 0..300u32 {
+        let sent = [i as u8; 64];
+        for (from, to) in [(c, s), (s, c)] {
+            same!(sys::write(from, &sent)?, 64, "write {i}");
+            ensure!(sys::wait1(to, POLLIN, 5000)? & POLLIN != 0, "poll {i}");
+            sys::read_exact(to, &mut got)?;
+            same!(got, sent, "bytes of {i}");
+        }
+        if i % 50 == 0 {
+            util::pause_ms(5);
+        }
+    }
+    Ok(())
+}
+
+/// Two listeners share a port; each connection is accepted where the kernel puts it.
+fn shared_port(cx: &mut Cx) -> Res {
+    let bound = |port: u16| -> Result<(RawFd, u16), Why> {
+        let l = sys::tcp_socket()?;
+        sys::setsockopt(l, SOL_SOCKET, libc::SO_REUSEPORT, 1 as c_int)?;
+        let at = libc::sockaddr_in {
+            sin_family: libc::AF_INET as u16,
+            sin_port: port.to_be(),
+            sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+            sin_zero: [0; 8],
+        };
+        // SAFETY: the address is of its length.
+        same!(unsafe { libc::bind(l, (&raw const at).cast(), size_of_val(&at) as u32) }, 0, "bind");
+        // SAFETY: no pointers.
+        same!(unsafe { libc::listen(l, 16) }, 0, "listen");
+        Ok((l, sys::sockname(l, false)?.1))
+    };
+    let (a, port) = bound(0)?;
+    let (b, _) = bound(port)?;
+    for _ in 0..8 {
+        let c = sys::connect(port)?;
+        let ready = sys::select(&[a, b], &[], 5000)?.0;
+        let s = sys::accept(*ready.first().ok_or_else(|| Why("nobody can accept".into()))?, 0)?;
+        talk(c, s)?;
+        sys::close(c)?;
+        sys::close(s)?;
+    }
+    sys::close(a)?;
+    sys::close(b)?;
+    cx.warm(20, 0)
+}
+
+/// An option by which the kernel takes the stream over, or refuses to.
+fn taken_over(cx: &mut Cx, option: c_int, value: &[u8]) -> Res {
+    // SAFETY: the value is of its length.
+    let r = unsafe { libc::setsockopt(cx.fd, libc::IPPROTO_TCP, option, value.as_ptr().cast(), value.len() as u32) };
+    // Without keys TLS is not in force: bytes go as before.
+    ensure!(r == 0 || sys::errno() == libc::ENOENT || sys::errno() == libc::ENOPROTOOPT, "{}", sys::errno());
+    cx.warm(20, 0)
+}
+
+/// The sequence numbers of a connection under repair are those of the program's bytes.
+fn repair(cx: &mut Cx) -> Res {
+    const TCP_QUEUE_SEQ: c_int = 21;
+    let numbers = |fd: RawFd| -> Result<Option<(u32, u32)>, Why> {
+        if sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1 as c_int).is_err() {
+            return Ok(None);
+        }
+        let mut got = [0u32; 2];
+        for (queue, at) in [1 as c_int, 2].into_iter().zip(&mut got) {
+            sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)?;
+            *at = sys::getsockopt_int(fd, libc::IPPROTO_TCP, TCP_QUEUE_SEQ)? as u32;
+        }
+        // -1: off without a window probe.
+        sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, -1 as c_int)?;
+        Ok(Some((got[0], got[1])))
+    };
+    let Some(before) = numbers(cx.fd)? else { return Ok(()) };
+    cx.warm(10, 0)?;
+    let Some(after) = numbers(cx.fd)? else { return Err(Why("repair is refused".into())) };
+    let went = (after.0.wrapping_sub(before.0), after.1.wrapping_sub(before.1));
+    same!(went, (160, 160), "bytes by the sequence numbers");
+    cx.warm(20, 0)
+}
