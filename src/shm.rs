@@ -1,6 +1,7 @@
 //! Shared memory: sealed memfds and their mappings.
 
 use crate::sys::{sys, Errno, SysResult};
+use crate::textfile::TextFile;
 use libc::c_int;
 
 const F_ADD_SEALS: c_int = 1033;
@@ -21,9 +22,33 @@ pub struct Map {
 
 /// A page-aligned length is mapped; anything else is a bug of the caller.
 fn mmap(len: usize, prot: c_int, flags: c_int, fd: c_int) -> SysResult<Map> {
+    // In a program that has called `mlockall` the kernel makes every page of a new mapping exist, unless it may not be
+    // touched, and most of ours are sparse.
     // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    let base = unsafe { sys!(libc::SYS_mmap, 0, len, prot, flags, fd as isize, 0) }?;
-    Ok(Map { base: base as *mut u8, len })
+    let base = unsafe { sys!(libc::SYS_mmap, 0, len, libc::PROT_NONE, flags, fd as isize, 0) }?;
+    let map = Map { base: base as *mut u8, len };
+    // SAFETY: nobody has seen the mapping.
+    let usable = unsafe { sys!(libc::SYS_munlock, base, len).and_then(|_| sys!(libc::SYS_mprotect, base, len, prot)) };
+    if let Err(e) = usable {
+        // SAFETY: as above.
+        unsafe { unmap(map) };
+        return Err(e);
+    }
+    Ok(map)
+}
+
+/// Whether mappings of `len` bytes are little of what `RLIMIT_AS` still lets the program map: an eighth at most.
+pub fn is_little(len: usize) -> bool {
+    let mut r = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `r` is writable.
+    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_AS, 0, &mut r) };
+    if r.rlim_cur == libc::RLIM_INFINITY {
+        return true;
+    }
+    // The first number is the address space in pages.
+    let text = TextFile::read(b"/proc/self/statm\0", 4096).ok();
+    let pages: Option<u64> = text.and_then(|t| core::str::from_utf8(t.bytes()).ok()?.split(' ').next()?.parse().ok());
+    pages.is_some_and(|p| r.rlim_cur.saturating_sub(p << 12) / 8 >= len as u64)
 }
 
 /// Zeroed memory that a forked child shares with its parent.

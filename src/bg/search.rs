@@ -381,6 +381,16 @@ impl Bg {
 
     /// Our half of a new link, and the fds that the peer needs.
     pub(super) fn offer(&self) -> Option<(Side, [c_int; 4])> {
+        if !crate::shm::is_little(2 * crate::layout::SEG_BYTES) {
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            if !TOLD.swap(true, Relaxed) {
+                log(
+                    Level::Warn,
+                    format_args!("RLIMIT_AS leaves no room for a link (512 MiB): connections stay on TCP"),
+                );
+            }
+            return None;
+        }
         let page = bell::page_fd()?;
         match Side::new() {
             Ok(side) => {

@@ -14,6 +14,8 @@ pub const CHECKS: &[Check] = &[
     ("seccomp-by-syscall", |cx| confined(cx, by_syscall)),
     ("other-user", other_user),
     ("other-root", other_root),
+    ("locked-memory", locked_memory),
+    ("little-address-space", little_space),
     ("stopped-for-a-while", stopped),
     ("daemon", daemon),
     ("second-libc", second_libc),
@@ -141,6 +143,44 @@ fn go_on(cx: &mut Cx) -> Res {
     cx.tell(Op::Send, 100_000, 0, 0)?;
     cx.recv(100_000)?;
     cx.warm(20, 0)
+}
+
+/// A number of kilobytes in `/proc/self/status`.
+fn status_kb(name: &str) -> Result<u64, Why> {
+    let text = std::fs::read_to_string("/proc/self/status").map_err(|e| Why(e.to_string()))?;
+    let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("");
+    line.trim().trim_end_matches(" kB").parse().map_err(|_| Why(format!("{name} {line}")))
+}
+
+/// A program that may not be paged out: what it does not use must not become memory.
+fn locked_memory(cx: &mut Cx) -> Res {
+    let before = status_kb("VmRSS:")?;
+    // SAFETY: no pointers.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+        return Ok(());
+    }
+    with_myself()?;
+    go_on(cx)?;
+    let more = status_kb("VmRSS:")?.saturating_sub(before);
+    ensure!(more < 100_000, "{more} kB more than before");
+    Ok(())
+}
+
+/// What the program may still map, it can map after its connections have moved, too.
+fn little_space(cx: &mut Cx) -> Res {
+    const LEFT: u64 = 600 << 20;
+    let limit = (status_kb("VmSize:")? << 10) + LEFT;
+    let r = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // SAFETY: `r` is readable.
+    same!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &r) }, 0, "setrlimit");
+    with_myself()?;
+    // SAFETY: a new mapping, which nobody uses.
+    let at = unsafe {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(core::ptr::null_mut(), LEFT as usize / 2, prot, flags, -1, 0)
+    };
+    ensure!(at != libc::MAP_FAILED, "mmap of half of what was left: {}", sys::strerror(sys::errno()));
+    go_on(cx)
 }
 
 /// As for a checkpoint.
@@ -311,6 +351,18 @@ fn talk(c: RawFd, s: RawFd) -> Res {
         if i % 50 == 0 {
             util::pause_ms(5);
         }
+    }
+    Ok(())
+}
+
+/// A connection of the process with itself, to which none may have led before.
+fn with_myself() -> Res {
+    let (l, port) = sys::listen(0, 8)?;
+    let c = sys::connect(port)?;
+    let s = sys::accept(l, libc::SOCK_CLOEXEC)?;
+    talk(c, s)?;
+    for fd in [l, c, s] {
+        sys::close(fd)?;
     }
     Ok(())
 }
