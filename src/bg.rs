@@ -485,6 +485,7 @@ impl Bg {
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
+        self.stay(conn);
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
         let plain = conn.lock_both().sw().is_plain();
@@ -505,7 +506,14 @@ impl Bg {
             }
         });
         for c in wanted {
-            c.lock_both().sw().leave();
+            {
+                let mut b = c.lock_both();
+                if c.pressing.swap(false, SeqCst) {
+                    pump::hurry(&mut b);
+                } else {
+                    b.sw().leave();
+                }
+            }
             self.stir(c);
             self.leave_ended(c);
             // What stands before a mark is in the way of the return, until somebody reads it.
@@ -605,8 +613,8 @@ impl Bg {
         }
     }
 
-    /// Makes a connection return, if its return can begin at once at both ends: what the peer's program has
-    /// not read from TCP yet would be in the way.
+    /// Makes a connection return: in its turn if that can begin at once at both ends, because what the peer's program has
+    /// not read from TCP yet would be in the way; or else, sometimes, in a hurry.
     fn unsettle(&mut self, conn: &'static Conn, gen: u32) {
         if conn.gen.load(Relaxed) != gen || conn.phase() != Phase::Managed {
             return;
@@ -617,8 +625,11 @@ impl Bg {
             let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
             if ready {
                 b.sw().leave();
+            } else if conn.peer().is_some() && conn.fulls.load(Relaxed) == 0 && chaos::hurries() {
+                // Megabytes to be repeated would only take time.
+                pump::hurry(&mut b);
             }
-            ready
+            ready || b.sw().leaving()
         };
         if left {
             self.stir(conn);

@@ -75,6 +75,11 @@ pub fn leave_at() -> i64 {
     now_ns() + span()
 }
 
+/// Whether a return is not to wait until it can go quietly.
+pub fn hurries() -> bool {
+    next().is_multiple_of(8)
+}
+
 /// In a call that has just asked for an upgrade: half of the time lets that come to its end, so that short
 /// connections move as well; the peer's call may be in the same place.
 #[cold]

@@ -142,6 +142,10 @@ pub struct Conn {
     pub visited: AtomicBool,
     /// Such a process asks its owner to bring it back to TCP.
     pub wanted: AtomicBool,
+    /// ... which is to be in a hurry.
+    pub pressing: AtomicBool,
+    /// It is to return at once: what the program has not read is not waited for.
+    pub hurry: AtomicBool,
     /// Up to where, counted as `rx_tcp`, the TCP stream is known to be the program's: for such processes.
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
@@ -237,6 +241,8 @@ impl Conn {
             &mut self.unconfirmable,
             &mut self.hold,
             &mut self.wanted,
+            &mut self.hurry,
+            &mut self.pressing,
         ] {
             *b.get_mut() = false;
         }
@@ -403,6 +409,11 @@ impl Conn {
     pub fn attach_peer(&self, slot: u32, peer: *const Slot) {
         self.peer_slot.store(slot, Release);
         self.peer.store(peer.cast_mut(), Release);
+    }
+
+    /// Whether it is to return at once, for this end or the other.
+    pub fn is_hurried(&self) -> bool {
+        self.hurry.load(SeqCst) || self.peer().is_some_and(|p| p.flags.load(SeqCst) & HURRY != 0)
     }
 
     /// Whether its current upgrade uses our slot `slot` of `l`.

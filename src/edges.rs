@@ -34,7 +34,7 @@ impl News {
     pub fn under(rx: &mut Rx) -> News {
         let conn = rx.conn();
         let (fulls, kicks, s) = (conn.fulls.load(SeqCst), conn.kicks.load(SeqCst), conn.stats());
-        let on_tcp = matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Replay);
+        let on_tcp = matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay);
         let ended = || on_tcp && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0;
         let end = (conn.fin_seen() || ended()) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);

@@ -260,7 +260,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         let mut keep = -1;
         if c.is_ours() && how != How::Stale {
             // Only we can bring it home for them: the background thread does, with an fd of its own.
-            b.sw().leave();
+            pump::hurry(&mut b);
             // SAFETY: the fd is still open.
             if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
                 keep = fdhigh::move_high(d as c_int);
@@ -337,8 +337,9 @@ pub fn unread(b: &mut Both) -> bool {
     use crate::switch::RxPath::*;
     match b.rx.path() {
         Ring | RingFinal | Returning => b.rx.ring().waiting() > 0,
-        Armed => {
-            let begun = b.rx.ring().is_attached() && b.rx.ring().waiting() > 0;
+        Armed | Draining => {
+            let ring = b.rx.ring();
+            let begun = ring.is_attached() && ring.behind() > 0 || !ring.kept.is_empty();
             begun || matches!(crate::io::front(&mut b.rx), crate::io::Front::App(_))
         }
         // The kernel sees them, and does so itself.

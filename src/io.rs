@@ -29,7 +29,7 @@ mod held;
 mod raw;
 mod wait;
 use armed::{armed_front, armed_peek, ring_peek};
-pub use armed::{before_mark, front, mark_is_there, unread, Front};
+pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use held::hold;
 pub use held::release;
@@ -226,7 +226,10 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
         return Take::Gone;
     }
     match rx.path() {
-        RxPath::Ring | RxPath::RingFinal | RxPath::Returning if !conn.is_mapped() => Take::Empty,
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning | RxPath::Draining if !conn.is_mapped() => Take::Empty,
+        RxPath::Draining if !rx.ring().kept.is_empty() => {
+            ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got)
+        }
         RxPath::Ring | RxPath::RingFinal => {
             if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
@@ -269,7 +272,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             r
         }
-        RxPath::Armed => match armed_front(conn, &mut rx) {
+        RxPath::Armed | RxPath::Draining => match armed_front(conn, &mut rx) {
             (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
             (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
                 Take::Got(got) if whole && got == n && !peek => {
@@ -294,7 +297,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                 drop(rx);
                 let mut both = conn.lock_both();
                 pump::run(&mut both);
-                if both.rx.path() != RxPath::Armed {
+                if !matches!(both.rx.path(), RxPath::Armed | RxPath::Draining) || !both.rx.ring().kept.is_empty() {
                     return Take::Gone;
                 }
                 // Others who wait in the kernel must be woken by the mark (see `pump`), or this thread waits there and

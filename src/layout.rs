@@ -60,7 +60,7 @@ pub struct Geo {
 pub struct Slot {
     /// Bytes written into the ring, ever.
     pub produced: AtomicU64,
-    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`].
+    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
@@ -100,6 +100,9 @@ pub const MARK_BEGUN: u32 = 8;
 pub const MARK_TAKEN: u32 = 16;
 /// The owner's program has shut its receiving direction.
 pub const RDSHUT: u32 = 32;
+
+/// The owner wants both directions back at once: nobody's reading is to be waited for.
+pub const HURRY: u32 = 64;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

@@ -13,6 +13,7 @@ pub mod fds;
 pub mod foreign;
 pub mod holders;
 pub mod io;
+pub mod kept;
 pub mod layout;
 pub mod link;
 pub mod log;

@@ -5,7 +5,7 @@
 //! of the link.
 
 use crate::bell;
-use crate::conn::Conn;
+use crate::conn::{ask, Conn};
 use crate::layout::*;
 use crate::remote::{self, Half, Remote};
 use crate::shm::{self, Map};
@@ -381,12 +381,18 @@ impl Link {
                     // SAFETY: connections are never freed.
                     if let Some(c) = unsafe { c.load(Acquire).as_ref() } {
                         c.notify();
+                        if c.is_hurried() {
+                            c.ask(ask::PUMP);
+                        }
                     }
                 }
             }
             for b in &batch[..n as usize] {
                 if let Some(c) = self.conn(*b) {
                     c.notify();
+                    if c.is_hurried() {
+                        c.ask(ask::PUMP);
+                    }
                 }
             }
         }

@@ -342,11 +342,7 @@ pub fn exec_prepare() {
     }
     // What a new image gets as its standard input or output it is going to use. The rest it asks for, if
     // it is preloaded (`foreign`).
-    for fd in 0..3 {
-        if let Some(c) = table::conn(fd) {
-            give_up(c, Why::Forked);
-        }
-    }
+    give_up_all((0..3).filter_map(table::conn), Why::Forked);
     let until = now_ns() + 1_000_000_000;
     let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited();
     let mut any = false;
@@ -447,7 +443,7 @@ fn close_on_exec(c: &Conn) -> bool {
 fn leave(c: &Conn) {
     {
         let mut b = c.lock_both();
-        b.sw().leave();
+        pump::hurry(&mut b);
     }
     pump::drive(c);
 }
@@ -467,7 +463,7 @@ static NO_RINGS: AtomicBool = AtomicBool::new(false);
 /// Nothing moves to rings any more in this process, and what is there returns.
 pub fn no_more_rings() {
     if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
-        each_held(|c| give_up(c, Why::Feature));
+        give_up_all((0..=table::highest()).filter_map(table::conn), Why::Feature);
     }
 }
 
@@ -478,32 +474,36 @@ pub fn rings_allowed() -> bool {
 
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
 ///
-/// Waits for the return, which a peer that is stopped, or bytes before its mark that nobody reads, hold up. If it does
-/// not come within 5 s the connection is reset: what is about to use the kernel's socket would take a mark or a frame for
-/// the program's bytes, or send where the peer expects frames.
+/// Waits for the return, which a peer that is stopped holds up. If it does not come within 5 s the connection is reset:
+/// what is about to use the kernel's socket would take a mark or a frame for the program's bytes, or send where the peer
+/// expects frames.
 pub fn give_up(c: &'static Conn, why: Why) {
+    give_up_all([c].into_iter(), why);
+}
+
+/// As [`give_up`], with one time limit for all of them.
+pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
     let until = now_ns() + 5_000_000_000;
-    if c.is_inherited() {
-        visit::settle(c);
-    }
-    let managed = {
+    all.clone().filter(|c| c.is_inherited()).for_each(visit::press);
+    for c in all.clone() {
+        if c.is_inherited() {
+            visit::settle(c);
+        }
         let mut b = c.lock_both();
         match c.phase() {
             Phase::Raw => {
                 c.set_phase(Phase::Plain);
                 c.why(why);
-                false
             }
             Phase::Managed => {
                 c.next_try.store(u32::MAX, Relaxed);
-                b.sw().leave();
-                true
+                pump::hurry(&mut b);
+                pump::run(&mut b);
             }
-            _ => false,
+            _ => {}
         }
-    };
-    if managed {
-        pump::drive(c);
+    }
+    for c in all.filter(|c| c.phase() == Phase::Managed) {
         await_home(c, until);
         leave_to_kernel(c);
         // The background thread makes it the kernel's again.
@@ -518,6 +518,13 @@ pub fn give_up(c: &'static Conn, why: Why) {
         if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
             log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
             pump::reset(&mut c.lock_both());
+        }
+        if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked) {
+            // Its sender is gone, and who gets it cannot have the rest of the ring.
+            let b = &mut c.lock_both();
+            if c.phase() == Phase::Managed && b.rx.ring().waiting() > 0 {
+                pump::disconnect(c);
+            }
         }
         c.why(why);
     }

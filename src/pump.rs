@@ -2,7 +2,7 @@
 //! bytes on TCP, reads the control stream, looks for the mark.
 
 use crate::conn::*;
-use crate::io::{front, Front};
+use crate::io::{drain, front, Front};
 use crate::layout::*;
 use crate::switch::{End, RxPath, TxPath};
 use crate::sys;
@@ -33,9 +33,10 @@ fn advance(b: &mut Both) -> bool {
     for _ in 0..256 {
         let was = b.sw().tx();
         let coming_home = was != TxPath::Tcp || !b.sw().pending().is_empty();
-        let moved = start_mark(b) | flush(b, fd) | replay(b, fd) | receive(b, fd);
+        let moved = start_mark(b) | flush(b, fd) | give(b, fd) | replay(b, fd) | receive(b, fd);
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
-        let stepped = match b.sw().step(consumed, produced) {
+        let kept = b.rx.ring().kept.len() as u64;
+        let stepped = match b.sw().step(consumed, produced, kept) {
             Ok(s) => s,
             Err(_) => {
                 reset(b);
@@ -50,6 +51,13 @@ fn advance(b: &mut Both) -> bool {
                 reset(b);
                 return true;
             }
+        }
+        // Whoever was to have it has it now by TCP.
+        if matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
+            b.rx.ring().kept.release();
+        }
+        if b.sw().tx() == TxPath::Tcp {
+            b.tx.ring().back.release();
         }
         // A direction that had ended in the ring ends in TCP now.
         if coming_home && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
@@ -69,6 +77,21 @@ fn advance(b: &mut Both) -> bool {
         }
     }
     changed
+}
+
+/// Has a connection return at once: neither end waits until its program has read what stands before the mark. Who is
+/// about to use the kernel's socket must not find the mark in it.
+pub fn hurry(b: &mut Both) {
+    let conn = b.tx.conn();
+    b.sw().leave();
+    if !b.sw().leaving() || conn.hurry.swap(true, SeqCst) {
+        return;
+    }
+    if let Some(own) = conn.own() {
+        own.flags.fetch_or(HURRY, SeqCst);
+        conn.flush();
+        conn.hint_peer();
+    }
 }
 
 /// As [`run`], for a thread that finds nothing to do and wants to be sure, unless others are at it.
@@ -95,7 +118,7 @@ fn start_mark(b: &mut Both) -> bool {
     }
     // Our mark must not wait until the program has read what stands before the peer's: an end of either direction, and
     // a return, would wait for that too. Behind a long stretch it is looked for only where one has ended.
-    if !conn.confirmed.load(Acquire) && b.sw().rx() == RxPath::Armed {
+    if !conn.confirmed.load(Acquire) && matches!(b.sw().rx(), RxPath::Armed | RxPath::Draining) {
         const NEAR: usize = 64 << 10;
         let peers = conn.peer().map_or(0, |p| p.flags.load(Acquire));
         let most = if conn.has_ended(END_WRSHUT) || peers & (FIN | CLOSED) != 0 { usize::MAX } else { NEAR };
@@ -191,26 +214,99 @@ fn write_pending(b: &mut Both, fd: i32) -> bool {
     }
 }
 
+/// Gives what was taken before the mark, and the program has not got, back to the peer, which is to repeat it on TCP.
+fn give(b: &mut Both, fd: i32) -> bool {
+    let mut moved = false;
+    while b.sw().pending().is_empty() && !b.sw().giving().is_empty() {
+        let range = b.sw().giving();
+        let bytes = b.rx.ring().kept.bytes().get(range.start as usize..range.end as usize).unwrap_or(&[]);
+        if bytes.is_empty() {
+            reset(b);
+            return true;
+        }
+        // SAFETY: `bytes` is readable.
+        match unsafe { sys::send(fd, bytes.as_ptr().cast(), bytes.len(), QUIET) } {
+            Ok(n) => b.sw().gave(n as u64),
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => return moved,
+            Err(_) => {
+                // The reading side will find out why.
+                b.sw().gave(range.end - range.start);
+                b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
+            }
+        }
+        moved = true;
+    }
+    moved
+}
+
+/// The most that a peer can give back: more than any socket's buffers hold.
+const BACK_MAX: u64 = 1 << 30;
+
+/// Takes what the peer gives back.
+fn take_back(b: &mut Both, fd: i32) -> bool {
+    let want = b.sw().back_want();
+    // It cannot be more than was ever sent.
+    let most = BACK_MAX.min(b.tx.conn().tx_tcp.load(Relaxed));
+    let ring = b.tx.ring();
+    let there = ring.back.len() as u64;
+    let to = if there + want > most { None } else { ring.back.room(want as usize) };
+    let Some(to) = to else {
+        reset(b);
+        return true;
+    };
+    // SAFETY: `room` has given so much.
+    match unsafe { sys::recv(fd, to.cast(), want as usize, QUIET) } {
+        Ok(0) => return ended(b, 0),
+        Ok(n) => {
+            b.tx.ring().back.added(n);
+            b.sw().took_back(n as u64);
+        }
+        Err(libc::EAGAIN | libc::EINTR) => return false,
+        Err(e) => return ended(b, e),
+    }
+    true
+}
+
+/// Whether the return is not to wait for the program, and the peer's mark is bound to come.
+fn may_drain(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    if !conn.is_hurried() || conn.local().is_peeked() {
+        return false;
+    }
+    let begun = conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0);
+    conn.peer().is_some() && (begun || b.sw().tx() == TxPath::Ring)
+}
+
 fn replay(b: &mut Both, fd: i32) -> bool {
     let mut moved = false;
     while b.sw().tx() == TxPath::Replay && b.sw().pending().is_empty() {
-        let range = b.sw().replay();
-        let bytes = b.tx.ring().retained(range.start);
-        let n = bytes.len().min((range.end - range.start) as usize);
+        let (back, range) = (b.sw().replay_back(), b.sw().replay());
+        let ring = b.tx.ring();
+        let (bytes, most) = match back.is_empty() {
+            true => (ring.retained(range.start), range.end - range.start),
+            false => (ring.back.bytes().get(back.start as usize..).unwrap_or(&[]), back.end - back.start),
+        };
+        let n = bytes.len().min(most as usize);
         if n == 0 {
             reset(b);
             return true;
         }
-        // SAFETY: the ring's own memory.
+        // SAFETY: the ring's own memory, or what was given back.
         match unsafe { sys::send(fd, bytes.as_ptr().cast(), n, QUIET) } {
             Ok(n) => {
-                b.sw().replayed(n as u64);
+                if back.is_empty() {
+                    b.sw().replayed(n as u64);
+                } else {
+                    b.sw().replayed_back(n as u64);
+                }
                 moved = true;
             }
             Err(libc::EINTR) => {}
             Err(libc::EAGAIN) => return moved,
             Err(_) => {
-                let n = b.sw().replay();
+                let (back, n) = (b.sw().replay_back(), b.sw().replay());
+                b.sw().replayed_back(back.end - back.start);
                 b.sw().replayed(n.end - n.start);
                 b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
                 moved = true;
@@ -229,6 +325,7 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             && conn.end.fetch_or(END_HUP, AcqRel) & END_HUP == 0;
     }
     match b.sw().rx() {
+        RxPath::Ring | RxPath::Returning if b.sw().back_want() > 0 => take_back(b, fd),
         RxPath::Ring | RxPath::Returning => {
             let mut buf = [0u8; FRAME_LEN];
             let want = b.sw().control_want();
@@ -245,7 +342,13 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             }
             true
         }
-        RxPath::Armed => match front(&mut b.rx) {
+        RxPath::Armed if may_drain(b) => {
+            b.sw().drain();
+            b.rx.ring().only_kept = true;
+            true
+        }
+        RxPath::Draining if !conn.local().is_peeked() && drain(&mut b.rx) => true,
+        RxPath::Armed | RxPath::Draining => match front(&mut b.rx) {
             // While others wait in the kernel for the socket to become readable, the mark is theirs to
             // find: once it were gone they would sleep on.
             Front::Mark if !conn.local().is_peeked() => {
@@ -284,6 +387,7 @@ pub fn take_mark(b: &mut Both, fd: i32) {
         return;
     }
     b.sw().mark_seen();
+    b.rx.ring().only_kept = false;
     // The peer has our nonce, so we may use its: it has written a mark for it.
     b.rx.conn().confirmed.store(true, Release);
     if let Some(own) = b.rx.conn().own() {
@@ -338,7 +442,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let error = match verdict {
         End::Reset => libc::ECONNRESET,
         // The mark is lost, and with it the place of what the peer has written into its ring.
-        End::Eof if b.rx.ring().waiting() > 0 => libc::ECONNRESET,
+        End::Eof if b.rx.ring().behind() > 0 => libc::ECONNRESET,
         // Died without a goodbye on another host: nobody knows what it had accepted for sending.
         End::AfterRing if conn.remote_pid.load(Relaxed) != 0 && !closed => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
@@ -390,6 +494,13 @@ pub fn bereave(b: &mut Both) -> bool {
 /// The peer broke the protocol, or bytes are lost: the connection ends with `ECONNRESET` at both ends.
 pub fn reset(b: &mut Both) {
     reset_with(b, libc::ECONNRESET);
+}
+
+/// Has the kernel reset it at both ends: to nobody may it look like a proper end.
+pub fn disconnect(conn: &Conn) {
+    let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: the address is readable for its length.
+    let _ = unsafe { sys::sys!(libc::SYS_connect, conn.local().fd.load(Relaxed), &unspec, size_of_val(&unspec)) };
 }
 
 /// As [`reset`], with this end's program being told `errno`.

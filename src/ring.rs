@@ -6,6 +6,7 @@
 //! begins small and grows without waiting for its reader. Bytes stay in place
 //! until the reader has consumed them, which is what makes replay free.
 
+use crate::kept::Kept;
 use crate::layout::*;
 use crate::side::Side;
 use core::sync::atomic::Ordering::*;
@@ -33,6 +34,8 @@ pub struct TxRing {
     start: u64,
     ptr: *mut u8,
     cap: u64,
+    /// What the peer has given back, to be repeated on TCP before what is in the ring.
+    pub back: Kept,
 }
 
 impl Default for TxRing {
@@ -48,6 +51,7 @@ impl Default for TxRing {
             start: 0,
             ptr: core::ptr::null_mut(),
             cap: 0,
+            back: Kept::NONE,
         }
     }
 }
@@ -191,6 +195,7 @@ impl TxRing {
 
     /// Gives all memory back. Only when the peer reads this ring no more.
     pub fn release(&mut self) {
+        self.back.release();
         if self.side.is_null() {
             return;
         }
@@ -218,6 +223,10 @@ pub struct RxRing {
     end: u64,
     ptr: *const u8,
     cap: u64,
+    /// What stood before the mark and was taken out of TCP for the program, which gets it before what is in the ring.
+    pub kept: Kept,
+    /// Between that and the ring there is more to come by TCP.
+    pub only_kept: bool,
 }
 
 impl Default for RxRing {
@@ -232,6 +241,8 @@ impl Default for RxRing {
             end: u64::MAX,
             ptr: core::ptr::null(),
             cap: 0,
+            kept: Kept::NONE,
+            only_kept: false,
         }
     }
 }
@@ -254,9 +265,16 @@ impl RxRing {
         !self.peer.is_null()
     }
 
-    /// Bytes that wait, all pieces together.
+    /// Bytes that wait for the program.
     #[inline]
     pub fn waiting(&self) -> u64 {
+        let ring = if self.only_kept { 0 } else { self.behind() };
+        self.kept.len() as u64 + ring
+    }
+
+    /// Bytes that wait in the ring, all pieces together.
+    #[inline]
+    pub fn behind(&self) -> u64 {
         if self.peer.is_null() {
             return 0;
         }
@@ -341,10 +359,14 @@ impl RxRing {
     /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
     #[inline]
     pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, Violation> {
-        if self.peer.is_null() {
-            return Ok(0);
-        }
         let mut done = 0;
+        if !self.kept.is_empty() {
+            // SAFETY: the caller's promise.
+            done = unsafe { self.kept.take(dst, len) };
+        }
+        if self.peer.is_null() || self.only_kept {
+            return Ok(done);
+        }
         while done < len {
             let n = self.available()?.min(len - done);
             if n == 0 {

@@ -22,7 +22,10 @@
 //!   and closes on the ring. A closed stream cannot carry a `Return`.
 //! * A return passes through what the program has not read yet. While
 //!   [`Switch::leaving`] and armed, a program that only writes waits for
-//!   itself, unless the owner reads ahead up to the mark.
+//!   itself, unless the owner reads ahead up to the mark: [`Switch::drain`].
+//! * What it has read ahead, and the program has not got, it says at each
+//!   [`Switch::step`]. Those bytes are the peer's to repeat before those of the ring; until
+//!   then they are kept.
 //!
 //! Both directions return together: an end says `Return` for what it receives
 //! and says `Resume` for what it sends only afterwards, so that the control
@@ -51,11 +54,13 @@ pub enum RxPath {
     Tcp,
     /// The TCP stream, until the mark.
     Armed,
+    /// As `Armed`, but what stands before the mark is taken out of the stream at once, and kept for the program.
+    Draining,
     /// The ring; the TCP stream is a control stream.
     Ring,
     /// Nowhere: `Return` was sent, `Resume` is awaited.
     Returning,
-    /// The TCP stream, on which a known number of ring bytes is being repeated.
+    /// The TCP stream, on which a known number of bytes is being repeated.
     Replay,
     /// The ring, and after its last byte the end: the TCP stream has ended.
     RingFinal,
@@ -76,7 +81,7 @@ pub enum End {
     Reset,
 }
 
-const PENDING: usize = MARK_LEN + 4 * FRAME_LEN;
+const PENDING: usize = MARK_LEN + 5 * FRAME_LEN;
 
 /// One end's state of the path switch.
 #[repr(C)]
@@ -88,7 +93,10 @@ pub struct Switch {
     may_mark: bool,
     wish: bool,
     leave_sent: bool,
+    /// `Back` was sent, or there was nothing to give back.
+    back_sent: bool,
     return_sent: bool,
+    got_back: bool,
     got_return: bool,
     frame_len: u8,
     pending_len: u16,
@@ -102,8 +110,15 @@ pub struct Switch {
     replay_end: u64,
     /// Bytes that the receiver still expects of a replay: valid in `RxPath::Replay`.
     rx_missing: u64,
-    /// What we said in `Return`.
+    /// What we say in `Return`.
     returned_at: u64,
+    /// Bytes that we give back, and how many of them were written.
+    given: u64,
+    given_done: u64,
+    /// Bytes that the peer gives back, how many have come, and how many of them were repeated.
+    back: u64,
+    back_got: u64,
+    back_done: u64,
     frame: [u8; FRAME_LEN],
     pending: [u8; PENDING],
 }
@@ -123,7 +138,9 @@ impl Switch {
             may_mark: false,
             wish: false,
             leave_sent: false,
+            back_sent: false,
             return_sent: false,
+            got_back: false,
             got_return: false,
             frame_len: 0,
             pending_len: 0,
@@ -135,6 +152,11 @@ impl Switch {
             replay_end: 0,
             rx_missing: 0,
             returned_at: 0,
+            given: 0,
+            given_done: 0,
+            back: 0,
+            back_got: 0,
+            back_done: 0,
             frame: [0; FRAME_LEN],
             pending: [0; PENDING],
         }
@@ -174,7 +196,7 @@ impl Switch {
 
     /// Whether frames were sent that the peer may not have read.
     pub fn has_sent_frames(&self) -> bool {
-        self.leave_sent || self.return_sent
+        self.leave_sent || self.back_sent
     }
 
     /// Starts to look for the mark of `nonce`, which the peer is told only afterwards.
@@ -197,6 +219,14 @@ impl Switch {
         }
     }
 
+    /// What stands before the mark is taken out of the TCP stream from now on, so that nothing has to wait until the
+    /// program reads it.
+    pub fn drain(&mut self) {
+        if self.rx == RxPath::Armed {
+            self.rx = RxPath::Draining;
+        }
+    }
+
     /// The nonces have been exchanged for both directions: this end may write its mark.
     pub fn allow_mark(&mut self, peer_nonce: Nonce) {
         if self.tx == TxPath::Tcp && self.rx != RxPath::Tcp {
@@ -207,7 +237,7 @@ impl Switch {
 
     /// Whether [`Switch::start_mark`] would do something.
     pub fn can_mark(&self) -> bool {
-        self.tx == TxPath::Tcp && self.may_mark && matches!(self.rx, RxPath::Armed | RxPath::Ring)
+        self.tx == TxPath::Tcp && self.may_mark && matches!(self.rx, RxPath::Armed | RxPath::Draining | RxPath::Ring)
     }
 
     /// Switches the sending direction to the ring: the mark becomes pending.
@@ -224,7 +254,7 @@ impl Switch {
 
     /// The armed receiver has consumed the mark: the receiving direction is on the ring.
     pub fn mark_seen(&mut self) {
-        if self.rx == RxPath::Armed {
+        if matches!(self.rx, RxPath::Armed | RxPath::Draining) {
             self.rx = RxPath::Ring;
         }
     }
@@ -254,9 +284,30 @@ impl Switch {
     /// of the program's are among them. 0: the TCP stream is not a control stream.
     pub fn control_want(&self) -> usize {
         match self.rx {
-            RxPath::Ring | RxPath::Returning => FRAME_LEN - usize::from(self.frame_len),
+            RxPath::Ring | RxPath::Returning if self.back_want() == 0 => FRAME_LEN - usize::from(self.frame_len),
             _ => 0,
         }
+    }
+
+    /// How many bytes of the control stream come next that the peer gives back.
+    pub fn back_want(&self) -> u64 {
+        self.back - self.back_got
+    }
+
+    /// So many of [`Switch::back_want`] were taken from the control stream, and put behind those before.
+    pub fn took_back(&mut self, n: u64) {
+        self.back_got += n.min(self.back_want());
+    }
+
+    /// Which of the kept bytes, counted from the first, are to be written to the control stream next, once nothing is
+    /// pending.
+    pub fn giving(&self) -> core::ops::Range<u64> {
+        self.given_done..self.given
+    }
+
+    /// So many bytes of [`Switch::giving`] were written.
+    pub fn gave(&mut self, n: u64) {
+        self.given_done = (self.given_done + n).min(self.given);
     }
 
     /// Takes bytes of the control stream, at most [`Switch::control_want`] of them.
@@ -273,6 +324,13 @@ impl Switch {
         self.frame_len = 0;
         match Frame::decode(&self.frame).ok_or(Violation)? {
             Frame::Leave => self.wish = true,
+            Frame::Back { len } => {
+                if self.got_back || self.got_return || self.tx != TxPath::Ring || len == 0 {
+                    return Err(Violation);
+                }
+                self.got_back = true;
+                self.back = len;
+            }
             Frame::Return { consumed } => {
                 if self.got_return || self.tx != TxPath::Ring {
                     return Err(Violation);
@@ -281,10 +339,10 @@ impl Switch {
                 self.peer_consumed = consumed;
             }
             Frame::Resume { from, until } => {
-                if self.rx != RxPath::Returning || from != self.returned_at || until < from {
+                if self.rx != RxPath::Returning || !self.return_sent || from != self.returned_at || until < from {
                     return Err(Violation);
                 }
-                self.rx_missing = until - from;
+                self.rx_missing = (until - from).checked_add(self.given).ok_or(Violation)?;
                 self.rx = if self.rx_missing == 0 { RxPath::Tcp } else { RxPath::Replay };
                 self.settle();
             }
@@ -309,8 +367,9 @@ impl Switch {
     }
 
     /// Does what the state asks for. `consumed`: bytes that this end took from the peer's ring;
-    /// `produced`: bytes that it wrote into its own. Returns whether anything changed.
-    pub fn step(&mut self, consumed: u64, produced: u64) -> Result<bool, Violation> {
+    /// `produced`: bytes that it wrote into its own; `kept`: bytes that it took before the mark, and the program has not
+    /// got. Returns whether anything changed.
+    pub fn step(&mut self, consumed: u64, produced: u64, kept: u64) -> Result<bool, Violation> {
         let mut changed = false;
         if !self.leaving() {
             return Ok(false);
@@ -318,16 +377,25 @@ impl Switch {
         if self.can_mark() {
             changed |= self.start_mark();
         }
-        if self.tx == TxPath::Ring && self.rx == RxPath::Armed && !self.leave_sent {
+        let armed = matches!(self.rx, RxPath::Armed | RxPath::Draining);
+        if self.tx == TxPath::Ring && armed && !self.leave_sent {
             self.leave_sent = true;
             self.push(&Frame::Leave.encode());
             changed = true;
         }
-        if self.tx == TxPath::Ring && self.rx == RxPath::Ring && !self.return_sent {
-            self.return_sent = true;
+        if self.tx == TxPath::Ring && self.rx == RxPath::Ring && !self.back_sent {
+            self.back_sent = true;
             self.returned_at = consumed;
             self.rx = RxPath::Returning;
-            self.push(&Frame::Return { consumed }.encode());
+            if kept > 0 {
+                self.given = kept;
+                self.push(&Frame::Back { len: kept }.encode());
+            }
+            changed = true;
+        }
+        if self.rx == RxPath::Returning && !self.return_sent && self.giving().is_empty() {
+            self.return_sent = true;
+            self.push(&Frame::Return { consumed: self.returned_at }.encode());
             changed = true;
         }
         if self.tx == TxPath::Ring && self.got_return && self.return_sent {
@@ -344,7 +412,24 @@ impl Switch {
         Ok(changed)
     }
 
-    /// The ring bytes that are to be repeated on TCP next, once nothing is pending.
+    /// Which of the bytes that the peer gave back, counted from the first, are to be repeated on TCP next, once
+    /// nothing is pending.
+    pub fn replay_back(&self) -> core::ops::Range<u64> {
+        match self.tx {
+            TxPath::Replay => self.back_done..self.back,
+            _ => 0..0,
+        }
+    }
+
+    /// So many bytes of [`Switch::replay_back`] were written to TCP.
+    pub fn replayed_back(&mut self, n: u64) {
+        if self.tx == TxPath::Replay {
+            self.back_done = (self.back_done + n).min(self.back);
+            self.replayed(0);
+        }
+    }
+
+    /// The ring bytes that are to be repeated on TCP once nothing is pending, nor in [`Switch::replay_back`].
     pub fn replay(&self) -> core::ops::Range<u64> {
         match self.tx {
             TxPath::Replay => self.replay_next..self.replay_end,
@@ -356,7 +441,7 @@ impl Switch {
     pub fn replayed(&mut self, n: u64) {
         if self.tx == TxPath::Replay {
             self.replay_next = (self.replay_next + n).min(self.replay_end);
-            if self.replay_next == self.replay_end {
+            if self.replay_next == self.replay_end && self.back_done == self.back {
                 self.tx = TxPath::Tcp;
                 self.settle();
             }
@@ -367,16 +452,24 @@ impl Switch {
     pub fn end(&mut self, partial_mark: bool) -> End {
         match self.rx {
             RxPath::Tcp => End::Eof,
-            RxPath::Armed if partial_mark => End::Reset,
+            RxPath::Armed | RxPath::Draining if partial_mark => End::Reset,
             RxPath::Armed => {
                 // No mark can come any more, so ours could never be taken back: stay on TCP.
                 self.disarm();
                 End::Eof
             }
+            RxPath::Draining => {
+                // The same; and what is kept is still the program's to get.
+                self.may_mark = false;
+                self.rx = RxPath::RingFinal;
+                End::Eof
+            }
             RxPath::Replay => End::Reset,
             RxPath::RingFinal => End::AfterRing,
-            RxPath::Ring | RxPath::Returning if self.frame_len > 0 => End::Reset,
+            RxPath::Ring | RxPath::Returning if self.frame_len > 0 || self.back_want() > 0 => End::Reset,
             RxPath::Ring | RxPath::Returning => {
+                // What was to be given back stays the program's.
+                self.given = self.given_done;
                 self.rx = RxPath::RingFinal;
                 End::AfterRing
             }
@@ -388,15 +481,19 @@ impl Switch {
         if self.tx == TxPath::Tcp && self.rx == RxPath::Tcp {
             self.wish = false;
             self.leave_sent = false;
+            self.back_sent = false;
             self.return_sent = false;
+            self.got_back = false;
             self.got_return = false;
             self.may_mark = false;
+            (self.given, self.given_done) = (0, 0);
+            (self.back, self.back_got, self.back_done) = (0, 0, 0);
         }
     }
 
     fn push(&mut self, bytes: &[u8]) {
         let at = usize::from(self.pending_len);
-        // A mark, Leave, Return and Resume are each queued at most once per upgrade.
+        // A mark, Leave, Back, Return and Resume are each queued at most once per upgrade.
         if at + bytes.len() <= PENDING {
             self.pending[at..at + bytes.len()].copy_from_slice(bytes);
             self.pending_len += bytes.len() as u16;

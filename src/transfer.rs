@@ -1,14 +1,13 @@
 //! `sendfile` and `splice` with a connection at one end.
 
-use crate::conn::{Conn, Phase};
+use crate::conn::Phase;
 use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
-use crate::switch::RxPath;
 use crate::sys::sys;
-use crate::{poll, process, pump, table};
+use crate::{process, pump, table};
 use core::sync::atomic::Ordering::*;
-use libc::{c_int, c_uint, c_void, off64_t};
+use libc::{c_int, c_void, off64_t};
 
 const CHUNK: usize = 64 << 10;
 
@@ -73,84 +72,26 @@ fn end(done: usize, e: i32) -> Outcome {
     }
 }
 
+/// How often a connection of another process is asked home, each time for a second, which takes as long as its peer is
+/// stopped.
+const TRIES: usize = 30;
+
 /// `splice(2)`: such a connection stays on, or returns to, TCP, where the kernel can move pages.
-///
-/// # Safety
-/// As for the call.
-pub unsafe fn splice(
-    inp: c_int,
-    offin: *mut off64_t,
-    out: c_int,
-    offout: *mut off64_t,
-    n: usize,
-    flags: c_uint,
-) -> Outcome {
-    for (fd, c) in [inp, out].into_iter().filter_map(|fd| Some((fd, table::conn(fd)?))) {
+pub fn splice(inp: c_int, out: c_int) -> Outcome {
+    for c in [inp, out].into_iter().filter_map(table::conn) {
         for _ in 0..TRIES {
             if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
                 break;
             }
             c.evidence.store(false, Relaxed);
-            if fd == inp && offin.is_null() {
-                // SAFETY: the caller's promise.
-                if let Some(o) = unsafe { splice_before_mark(c, fd, out, offout, n, flags) } {
-                    return o;
-                }
-            }
             process::give_up(c, Why::Feature);
         }
-        if c.phase() == Phase::Managed {
-            // In the kernel's hands a mark or a frame would become the program's, or the other way about.
+        if matches!(c.phase(), Phase::Managed | Phase::Away) {
+            // It could not be brought home: in the kernel's hands a mark or a frame would become the program's, or the
+            // other way about.
             pump::reset(&mut c.lock_both());
             return Outcome::Fail(libc::ECONNRESET);
         }
     }
     Outcome::Bypass
-}
-
-/// How often a connection is asked home, each time for a second, which takes as long as its peer is stopped.
-const TRIES: usize = 30;
-
-/// What stands before a mark is in the way of a return until somebody reads it, which this call is to do. `None`: there
-/// is no such thing.
-unsafe fn splice_before_mark(
-    c: &Conn,
-    inp: c_int,
-    out: c_int,
-    offout: *mut off64_t,
-    n: usize,
-    flags: c_uint,
-) -> Option<Outcome> {
-    let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
-    loop {
-        {
-            let mut b = c.lock_both();
-            if c.phase() != Phase::Managed || b.rx.path() != RxPath::Armed {
-                return None;
-            }
-            c.next_try.store(u32::MAX, Relaxed);
-            b.sw().leave();
-            let (before, _) = io::before_mark(c, &b.rx);
-            if before == 0 {
-                return None;
-            }
-            let null = core::ptr::null_mut::<off64_t>();
-            let flags = flags | libc::SPLICE_F_NONBLOCK;
-            // SAFETY: the caller's promise.
-            match unsafe { sys!(libc::SYS_splice, inp, null, out, offout, n.min(before), flags) } {
-                Ok(k) => {
-                    c.rx_tcp.fetch_add(k as u64, Relaxed);
-                    c.stats().rx_bytes_tcp.fetch_add(k as u64, Relaxed);
-                    pump::run(&mut b);
-                    return Some(Outcome::Done(k as isize));
-                }
-                // The pipe is full.
-                Err(libc::EAGAIN) if wait => {}
-                Err(e) => return Some(Outcome::Fail(e)),
-            }
-        }
-        if let Err(e) = poll::wait_one(out, libc::POLLOUT, -1) {
-            return Some(Outcome::Fail(e));
-        }
-    }
 }

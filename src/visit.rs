@@ -137,7 +137,11 @@ pub fn look(c: &'static Conn) -> Look {
     };
     let owner_dead = process::is_dead(c.owner_pid);
     if owner_dead || c.has_ended(END_EOF) {
-        if c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
+        let kept = {
+            let mut b = c.lock_both();
+            !b.rx.ring().kept.is_empty() || !b.tx.ring().back.is_empty()
+        };
+        if !kept && c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
             go_on(c, owner_dead);
             return Look::Back;
         }
@@ -185,10 +189,7 @@ fn abandon(c: &'static Conn) {
     *b.rx.ring() = RxRing::default();
     c.attach(None, 0, core::ptr::null());
     if lost {
-        // The kernel resets it at both ends: nothing may look like a proper end.
-        let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
-        // SAFETY: the address is readable for its length.
-        let _ = unsafe { sys!(libc::SYS_connect, c.local().fd.load(Relaxed), &unspec, size_of_val(&unspec)) };
+        pump::disconnect(c);
         c.fail(libc::ECONNRESET);
         c.why(Why::Forked);
         c.set_phase(Phase::Plain);
@@ -198,10 +199,20 @@ fn abandon(c: &'static Conn) {
     }
 }
 
+/// Asks for a connection that is away, which [`settle`] is going to wait for.
+pub fn press(c: &'static Conn) {
+    arrive(c);
+    if c.phase() == Phase::Away {
+        // Nobody is going to read what stands before a mark.
+        c.pressing.store(true, SeqCst);
+        call_owner(c);
+    }
+}
+
 /// Brings a connection that is away home, so that the kernel's calls do with it what the program means.
 /// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about.)
 pub fn settle(c: &'static Conn) -> bool {
-    arrive(c);
+    press(c);
     if c.phase() != Phase::Away {
         return true;
     }

@@ -38,6 +38,12 @@ pub enum Frame {
         /// End of what was ever written into the ring.
         until: u64,
     },
+    /// "After this frame come `len` bytes of yours that stood in the TCP stream before your mark. Nobody has read
+    /// them: repeat them first."
+    Back {
+        /// How many.
+        len: u64,
+    },
 }
 
 impl Frame {
@@ -47,6 +53,7 @@ impl Frame {
             Frame::Leave => (1u8, 0, 0),
             Frame::Return { consumed } => (2, consumed, 0),
             Frame::Resume { from, until } => (3, from, until),
+            Frame::Back { len } => (4, len, 0),
         };
         let mut f = [0; FRAME_LEN];
         f[..3].copy_from_slice(&FRAME_MAGIC);
@@ -64,6 +71,7 @@ impl Frame {
             1 => Frame::Leave,
             2 => Frame::Return { consumed: a },
             3 => Frame::Resume { from: a, until: b },
+            4 => Frame::Back { len: a },
             _ => return None,
         };
         (frame.encode() == *bytes).then_some(frame)

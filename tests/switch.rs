@@ -6,6 +6,8 @@
 
 #[path = "switch/after.rs"]
 mod after;
+#[path = "switch/ahead.rs"]
+mod ahead;
 #[path = "switch/direct.rs"]
 mod direct;
 #[path = "switch/exhaustive.rs"]

@@ -44,7 +44,7 @@ impl Bg {
                 conn.holders.add(pid);
             }
             if conn.phase() == Phase::Managed {
-                b.sw().leave();
+                pump::hurry(&mut b);
             }
         }
         self.guests.insert(fd, Some(Known { conn, gen: conn.gen.load(Relaxed) }));

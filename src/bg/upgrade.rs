@@ -119,11 +119,12 @@ impl Bg {
                     conn.lock_both().sw().disarm();
                     return self.unmanage(conn, Why::PeerUser);
                 }
-                if conn.unconfirmable.load(SeqCst) || crate::process::is_ending() {
+                let why = if conn.hurry.load(SeqCst) { Why::Refused } else { Why::HalfClosed };
+                if conn.unconfirmable.load(SeqCst) || crate::process::is_ending() || why == Why::Refused {
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
-                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: Why::HalfClosed as u32, ..Msg::default() });
+                    self.say(l, Msg { kind: kind::REJECT, a: m.b, b: why as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
-                    return self.unmanage(conn, Why::HalfClosed);
+                    return self.unmanage(conn, why);
                 }
                 if !attach_peer(conn, l, m.b, m.nonce) {
                     return;
@@ -312,6 +313,37 @@ impl Bg {
         }
     }
 
+    /// What is to return at once before the accepting end has begun its mark stays on TCP: the other end writes its own
+    /// only when it has seen ours.
+    pub(super) fn stay(&mut self, conn: &'static Conn) {
+        if !conn.is_hurried() || conn.connector.load(Relaxed) || conn.phase() != Phase::Managed {
+            return;
+        }
+        {
+            let mut b = conn.lock_both();
+            if b.sw().rx() != RxPath::Armed {
+                return;
+            }
+            b.sw().disarm();
+            if !b.sw().is_plain() {
+                return;
+            }
+            // SAFETY: links are never freed.
+            let link = unsafe { conn.link.load(Acquire).as_ref() };
+            let peer = conn.peer_slot.load(Relaxed);
+            if let Some(l) = link.filter(|_| peer != u32::MAX) {
+                // This also says that we have left its slot.
+                self.say(l, Msg { kind: kind::REJECT, a: peer, b: Why::Refused as u32, ..Msg::default() });
+                if let Some(r) = l.remote() {
+                    r.part(peer);
+                }
+                *b.rx.ring() = RxRing::default();
+                conn.attach_peer(u32::MAX, core::ptr::null());
+            }
+        }
+        self.unmanage(conn, Why::Refused);
+    }
+
     /// Both directions are on TCP: the connection is the kernel's again.
     pub(super) fn unmanage(&mut self, conn: &'static Conn, why: Why) {
         let mut b = conn.lock_both();
@@ -372,7 +404,7 @@ impl Bg {
         let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }) else { return };
         let (slot, peer) = (conn.slot.load(Relaxed), conn.peer_slot.load(Relaxed));
         let mut ring = core::mem::take(b.tx.ring());
-        *b.rx.ring() = RxRing::default();
+        core::mem::take(b.rx.ring()).kept.release();
         conn.attach(None, 0, core::ptr::null());
         l.set_conn(slot, core::ptr::null());
         let left = self.left_by_peer.remove(&(key(l), slot));
@@ -523,6 +555,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     conn.hinted.store(0, Relaxed);
     conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
+    conn.hurry.store(false, Relaxed);
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);
     b.sw().arm(nonce);

@@ -92,7 +92,9 @@ impl Both<'_> {
         let conn = self.rx.conn();
         self.tx.pending()
             || self.tx.path() == TxPath::Replay
-            || (self.rx.path() == RxPath::Armed && conn.peer().is_some() && !conn.has_ended(END_EOF))
+            || (matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
+                && conn.peer().is_some()
+                && !conn.has_ended(END_EOF))
             || (self.tx.path() == TxPath::Ring
                 && !conn.has_ended(END_EOF)
                 && conn.remote().is_some_and(|r| !r.has_delivered(conn.slot.load(Relaxed))))

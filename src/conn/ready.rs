@@ -39,18 +39,15 @@ impl Conn {
                 let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32);
                 e != 0 && (want <= 1 || !few())
             }
-            RxPath::Armed => match crate::io::front(&mut rx) {
-                Front::App(_) if want > 1 => {
-                    let (n, whole) = crate::io::before_mark(self, &rx);
-                    let rest = if whole && rx.ring().is_attached() { rx.ring().waiting() as usize } else { 0 };
-                    n + rest >= want || self.fin_seen()
-                }
+            RxPath::Draining if rx.ring().kept.len() >= want => true,
+            RxPath::Armed | RxPath::Draining => match crate::io::front(&mut rx) {
+                Front::App(_) if want > 1 => crate::io::unread(&mut rx) >= want || self.fin_seen(),
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
                 front @ (Front::Mark | Front::Part(_)) => {
                     // Nothing else will look at it: its arrival was announced together with the bytes before it.
                     self.ask(ask::PUMP);
-                    front == Front::Mark && rx.ring().is_attached() && rx.ring().waiting() >= want as u64
+                    front == Front::Mark && rx.ring().is_attached() && crate::io::unread(&mut rx) >= want
                 }
             },
         }
@@ -92,7 +89,7 @@ impl Conn {
     fn fin_in_tcp(&self) -> bool {
         let on_tcp = {
             let rx = self.lock_rx();
-            matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Replay)
+            matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay)
         };
         on_tcp && sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
     }

@@ -97,6 +97,15 @@ impl Conn {
         }
     }
 
+    /// Has the peer's background thread look at the connection.
+    pub fn hint_peer(&self) {
+        // SAFETY: links are never freed.
+        let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
+        if self.peer().is_some() && link.remote().is_none() {
+            link.hint_peer(0, self.peer_slot.load(Relaxed));
+        }
+    }
+
     fn reached_goal(&self, peer: &Slot) -> bool {
         self.own().is_some_and(|o| o.consumed.load(Relaxed) >= peer.tx_goal.load(Relaxed))
     }

@@ -192,14 +192,32 @@ pub fn before_mark(conn: &Conn, rx: &Rx) -> (usize, bool) {
     }
 }
 
+/// Takes what stands before the mark out of the TCP stream, and keeps it for the program. Whether there was anything.
+pub fn drain(rx: &mut Rx) -> bool {
+    let (conn, mut any) = (rx.conn(), false);
+    loop {
+        let (n, _) = before_mark(conn, rx);
+        if n == 0 {
+            return any;
+        }
+        let Some(to) = rx.ring().kept.room(n) else { return any };
+        // SAFETY: `room` has given so much.
+        let got = unsafe { sys::recv(conn.local().fd.load(Relaxed), to.cast(), n, libc::MSG_DONTWAIT) };
+        let Ok(got @ 1..) = got else { return any };
+        rx.ring().kept.added(got);
+        conn.rx_tcp.fetch_add(got as u64, Relaxed);
+        any = true;
+    }
+}
+
 /// How many of the program's bytes have come and not been taken.
 pub fn unread(rx: &mut Rx) -> usize {
     let conn = rx.conn();
     match rx.path() {
         RxPath::Ring | RxPath::RingFinal | RxPath::Returning => rx.ring().waiting() as usize,
-        RxPath::Armed => match before_mark(conn, rx) {
-            (n, true) if rx.ring().is_attached() => n + rx.ring().waiting() as usize,
-            (n, _) => n,
+        RxPath::Armed | RxPath::Draining => match before_mark(conn, rx) {
+            (n, true) if rx.ring().is_attached() => rx.ring().kept.len() + n + rx.ring().behind() as usize,
+            (n, _) => rx.ring().kept.len() + n,
         },
         RxPath::Tcp | RxPath::Replay => {
             let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;

@@ -1,7 +1,8 @@
 //! Receiving: what the peer has written is applied to the mirror, and whoever waits is told.
 
 use super::*;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, WANT_RX, WANT_TX};
+use crate::conn::ask;
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, HURRY, WANT_RX, WANT_TX};
 use crate::link;
 use crate::provider::Done;
 use core::mem::MaybeUninit;
@@ -249,6 +250,11 @@ impl Remote {
                 news_for |= (was ^ n.flags) & (FIN | CLOSED | ABORT) != 0;
                 if n.flags & CLOSED != 0 && was & CLOSED == 0 {
                     what |= ENDED;
+                }
+                if n.flags & !was & HURRY != 0 {
+                    if let Some(c) = conn {
+                        c.ask(ask::PUMP);
+                    }
                 }
                 if n.goal != u64::MAX {
                     s.tx_goal.store(n.goal, SeqCst);

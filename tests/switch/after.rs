@@ -12,7 +12,8 @@ impl World {
         }
         let (consumed, produced) = (self.rings[1 - e].consumed, self.rings[e].produced);
         let near = |x: u64| x.wrapping_add(u64::from(r >> 8 & 7)).wrapping_sub(3);
-        let mut bytes = match r % 6 {
+        let mut bytes = match r % 7 {
+            6 => Frame::Back { len: u64::from(r >> 8 & 63) },
             0 => Frame::Leave,
             1 => Frame::Return { consumed: near(produced) },
             2 => Frame::Return { consumed: u64::from(r >> 8 & 15) },
@@ -26,6 +27,7 @@ impl World {
         }
         self.faults.lied = true;
         self.faults.liar[1 - e] = true;
+        self.faults.gave_wrong[1 - e] |= r % 7 == 6;
         let q = &mut self.pipes[1 - e].q;
         if q.len() >= FRAME_LEN && r & 0x20_0000 != 0 {
             q.drain(..FRAME_LEN);

@@ -29,7 +29,7 @@ fn ring() -> Switch {
 fn returning() -> Switch {
     let mut sw = ring();
     sw.leave();
-    assert_eq!(sw.step(5, 9), Ok(true));
+    assert_eq!(sw.step(5, 9, 0), Ok(true));
     assert_eq!(sw.pending(), Frame::Return { consumed: 5 }.encode());
     sw.written(FRAME_LEN);
     sw
@@ -50,7 +50,7 @@ fn no_mark_before_both_nonces() {
     let mut sw = armed();
     assert!(!sw.can_mark() && !sw.start_mark());
     sw.leave();
-    assert_eq!(sw.step(0, 0), Ok(false));
+    assert_eq!(sw.step(0, 0, 0), Ok(false));
     assert_eq!((sw.tx(), sw.rx()), (TxPath::Tcp, RxPath::Armed));
     sw.allow_mark(PEERS);
     assert!(sw.can_mark());
@@ -85,15 +85,15 @@ fn order_of_a_return() {
     let mut sw = armed();
     sw.allow_mark(PEERS);
     sw.leave();
-    assert_eq!(sw.step(0, 0), Ok(true));
+    assert_eq!(sw.step(0, 0, 0), Ok(true));
     let expect = [&mark(&PEERS)[..], &Frame::Leave.encode()].concat();
     assert_eq!(sw.pending(), expect);
     sw.mark_seen();
-    assert_eq!(sw.step(0, 4), Ok(true));
-    assert_eq!(sw.step(0, 4), Ok(false));
+    assert_eq!(sw.step(0, 4, 0), Ok(true));
+    assert_eq!(sw.step(0, 4, 0), Ok(false));
     assert_eq!(sw.rx(), RxPath::Returning);
     say(&mut sw, Frame::Return { consumed: 4 }).unwrap();
-    assert_eq!(sw.step(0, 4), Ok(true));
+    assert_eq!(sw.step(0, 4, 0), Ok(true));
     let expect = [
         expect,
         Frame::Return { consumed: 0 }.encode().to_vec(),
@@ -118,7 +118,7 @@ fn return_is_answered_by_return_and_resume() {
     let mut sw = ring();
     say(&mut sw, Frame::Return { consumed: 2 }).unwrap();
     assert!(sw.leaving());
-    assert_eq!(sw.step(7, 6), Ok(true));
+    assert_eq!(sw.step(7, 6, 0), Ok(true));
     let expect = [Frame::Return { consumed: 7 }.encode(), Frame::Resume { from: 2, until: 6 }.encode()].concat();
     assert_eq!(sw.pending(), expect);
     assert_eq!((sw.tx(), sw.replay()), (TxPath::Replay, 2..6));
@@ -130,7 +130,7 @@ fn return_is_answered_by_return_and_resume() {
     assert!(sw.leaving(), "until both are back");
     sw.allow_mark(PEERS);
     assert!(!sw.can_mark(), "a late permission after the return");
-    assert_eq!(sw.step(7, 6), Ok(false));
+    assert_eq!(sw.step(7, 6, 0), Ok(false));
     say(&mut sw, Frame::Resume { from: 7, until: 7 }).unwrap();
     assert!(sw.is_plain() && !sw.leaving());
     assert!(sw.arm(MINE) && !sw.can_mark(), "the late permission is forgotten");
@@ -145,7 +145,7 @@ fn lies_are_violations() {
     for consumed in [10, u64::MAX] {
         let mut sw = returning();
         say(&mut sw, Frame::Return { consumed }).unwrap();
-        assert_eq!(sw.step(5, 9), Err(Violation), "more than was produced");
+        assert_eq!(sw.step(5, 9, 0), Err(Violation), "more than was produced");
     }
     let mut sw = ring();
     say(&mut sw, Frame::Return { consumed: 1 }).unwrap();
@@ -155,7 +155,7 @@ fn lies_are_violations() {
     assert_eq!(say(&mut sw, Frame::Return { consumed: 0 }), Err(Violation), "our direction is not on the ring");
     let mut sw = returning();
     say(&mut sw, Frame::Return { consumed: 9 }).unwrap();
-    sw.step(5, 9).unwrap();
+    sw.step(5, 9, 0).unwrap();
     assert_eq!(say(&mut sw, Frame::Return { consumed: 9 }), Err(Violation), "after Resume");
     assert_eq!(ring().control(&[0; FRAME_LEN]), Err(Violation));
     assert_eq!(ring().control(&[0; FRAME_LEN + 1]), Err(Violation));
@@ -168,7 +168,7 @@ fn no_resume_without_return() {
     let mut sw = ring();
     say(&mut sw, Frame::Return { consumed: 2 }).unwrap();
     assert_eq!(sw.end(false), End::AfterRing);
-    assert_eq!(sw.step(7, 6), Ok(false));
+    assert_eq!(sw.step(7, 6, 0), Ok(false));
     assert!(sw.pending().is_empty());
 }
 
@@ -222,7 +222,7 @@ proptest! {
                 14 => { sw.end(wild & 1 == 0); }
                 _ => sw.disarm(),
             }
-            let _ = sw.step(consumed, produced);
+            let _ = sw.step(consumed, produced, 0);
             prop_assert!(sw.replay().is_empty() || sw.replay().end == produced);
             prop_assert!(sw.control_want() <= FRAME_LEN);
             prop_assert!(sw.pending().len() <= MARK_LEN + 3 * FRAME_LEN);

@@ -20,6 +20,7 @@ fn key(world: &World) -> u64 {
 struct Budget {
     proposals: u8,
     leaves: u8,
+    hurries: u8,
     shuts: bool,
     losses: u8,
     kills: bool,
@@ -29,6 +30,7 @@ struct Budget {
 struct Node {
     world: World,
     leaves: u8,
+    hurries: u8,
     losses: u8,
 }
 
@@ -61,6 +63,7 @@ fn explore(cfg: Cfg, prefix: &[Action], budget: Budget, states: usize) -> (usize
             Action::Control(e, usize::MAX),
             Action::Mark(e),
             Action::Leave(e),
+            Action::Hurry(e),
             Action::Shut(e),
             Action::Msg(e),
             Action::Notice(e),
@@ -69,7 +72,7 @@ fn explore(cfg: Cfg, prefix: &[Action], budget: Budget, states: usize) -> (usize
     }
     let mut seen = HashSet::new();
     let mut path = vec![(0, Action::Sync)];
-    let mut layer = vec![(0, Node { world: start, leaves: 0, losses: 0 })];
+    let mut layer = vec![(0, Node { world: start, leaves: 0, hurries: 0, losses: 0 })];
     let (mut resets, mut eofs) = (0u64, 0u64);
     while !layer.is_empty() {
         let mut next = Vec::new();
@@ -79,10 +82,12 @@ fn explore(cfg: Cfg, prefix: &[Action], budget: Budget, states: usize) -> (usize
                 match action {
                     Action::Propose if node.world.gen >= budget.proposals => continue,
                     Action::Leave(_) if node.leaves >= budget.leaves => continue,
+                    Action::Hurry(_) if node.hurries >= budget.hurries => continue,
                     Action::Shut(_) if !budget.shuts => continue,
                     Action::Lose(_) if node.losses >= budget.losses => continue,
                     Action::Kill(_) if !budget.kills => continue,
                     Action::Leave(_) => to.leaves += 1,
+                    Action::Hurry(_) => to.hurries += 1,
                     Action::Lose(_) => to.losses += 1,
                     _ => {}
                 }
@@ -141,7 +146,7 @@ fn run(name: &str, remote: bool, prefix: &[Action], budget: Budget) {
     println!("{name}: {seen} states, {} in {:?}", if all { "all" } else { "cut off" }, began.elapsed());
 }
 
-const NONE: Budget = Budget { proposals: 1, leaves: 0, shuts: false, losses: 0, kills: false };
+const NONE: Budget = Budget { proposals: 1, leaves: 0, hurries: 0, shuts: false, losses: 0, kills: false };
 
 #[test]
 fn every_upgrade() {
@@ -159,6 +164,15 @@ fn every_loss_of_the_link() {
 fn every_return() {
     run("return", false, &SHAKEN, Budget { leaves: 2, ..NONE });
     run("return, remote", true, &SHAKEN, Budget { leaves: 1, losses: 1, ..NONE });
+}
+
+#[test]
+fn every_hurried_return() {
+    run("hurry", false, &SHAKEN, Budget { hurries: 2, ..NONE });
+    run("hurry from the beginning", false, &[], Budget { hurries: 1, leaves: 1, ..NONE });
+    run("hurry, remote", true, &SHAKEN, Budget { hurries: 1, losses: 1, ..NONE });
+    run("hurry and half close", false, &SHAKEN, Budget { hurries: 1, shuts: true, ..NONE });
+    run("hurry and death", false, &SHAKEN, Budget { hurries: 1, kills: true, ..NONE });
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn end_of_stream_while_armed_gives_up_the_mark() {
     sw.allow_mark([2; 16]);
     sw.leave();
     assert_eq!(sw.end(false), End::Eof);
-    assert_eq!(sw.step(0, 0), Ok(false));
+    assert_eq!(sw.step(0, 0, 0), Ok(false));
     assert!(sw.is_plain() && !sw.can_mark());
 
     let mut w = world(b"hello", b"and the answer");
@@ -103,4 +103,30 @@ fn orphaned_nonce_is_dropped_at_the_next_proposal() {
     w.finish(true).unwrap();
     assert_eq!(w.ends[A].sw.rx(), RxPath::Armed);
     w.up_and_down().unwrap();
+}
+
+/// Bytes that were read ahead, and the end behind them: both are the program's, in this order.
+#[test]
+fn end_behind_what_was_read_ahead() {
+    for flush in [0, 32, 64] {
+        let mut w = world(&[7; 23], b"");
+        play(
+            &mut w,
+            &[
+                Action::Propose,
+                Action::Write(A, 23),
+                Action::Msg(A),
+                Action::Msg(B),
+                Action::Msg(A),
+                Action::Hurry(B),
+                Action::Mark(A),
+                Action::Flush(A, flush),
+                Action::Kill(A),
+                Action::Read(B, 0),
+                Action::Read(B, 1),
+                Action::Read(B, 0),
+            ],
+        );
+        w.finish(false).unwrap();
+    }
 }

@@ -118,6 +118,15 @@ pub struct Endpoint {
     pub eof: bool,
     /// The peer's kernel FIN was read.
     pub tcp_eof: bool,
+    /// Wants out at once; and what is known of the peer.
+    pub hurry: bool,
+    pub peer_hurries: bool,
+    /// Taken before the mark, for the program.
+    pub kept: Vec<u8>,
+    /// The mark behind them never came.
+    pub only_kept: bool,
+    /// What the peer has given back.
+    pub back: Vec<u8>,
 }
 
 /// Faults after which a reset is a legitimate outcome.
@@ -127,6 +136,8 @@ pub struct Faults {
     pub lied: bool,
     /// Who lied: what comes from there is its own affair.
     pub liar: [bool; 2],
+    /// Who gave back what it had not got: what it gets is its own affair, too.
+    pub gave_wrong: [bool; 2],
     /// A gave up waiting for the mark of a broken handshake and closed its stream.
     pub timed_out: bool,
 }
@@ -152,6 +163,8 @@ pub enum Action {
     Control(usize, usize),
     Mark(usize),
     Leave(usize),
+    /// As `Leave`; and nobody's reading is waited for.
+    Hurry(usize),
     Shut(usize),
     Msg(usize),
     /// The link breaks; what was under way arrives or is lost.
@@ -205,6 +218,11 @@ impl World {
             kernel_fin: false,
             eof: false,
             tcp_eof: false,
+            hurry: false,
+            peer_hurries: false,
+            kept: Vec::new(),
+            only_kept: false,
+            back: Vec::new(),
         };
         World {
             cfg: Shared(cfg),
@@ -221,7 +239,7 @@ impl World {
     pub fn apply(&mut self, action: Action) -> Check {
         let end = match action {
             Action::Write(e, _) | Action::Read(e, _) | Action::Flush(e, _) | Action::Control(e, _) => e,
-            Action::Mark(e) | Action::Leave(e) | Action::Shut(e) | Action::Msg(e) => e,
+            Action::Mark(e) | Action::Leave(e) | Action::Hurry(e) | Action::Shut(e) | Action::Msg(e) => e,
             Action::Notice(e) | Action::Kill(e) | Action::Lie(e, _) => e,
             Action::Timeout => A,
             Action::Propose => B,
@@ -237,6 +255,7 @@ impl World {
             Action::Control(e, n) => self.control(e, n)?,
             Action::Mark(e) => self.mark(e)?,
             Action::Leave(e) => self.leave(e)?,
+            Action::Hurry(e) => self.hurry(e)?,
             Action::Shut(e) => {
                 self.ends[e].want_fin = true;
                 self.try_fin(e, false)?;
@@ -284,6 +303,27 @@ impl World {
         self.ends[e].sw.written(n);
         left -= n;
         if !self.ends[e].sw.pending().is_empty() {
+            return Ok(());
+        }
+        let given = self.ends[e].sw.giving();
+        if !given.is_empty() {
+            ensure!(given.end == self.ends[e].kept.len() as u64, "gives {given:?} of what is kept");
+            let bytes: Vec<u8> = self.ends[e].kept[given.start as usize..].iter().take(left).copied().collect();
+            let n = self.pipe_write(e, &bytes);
+            self.ends[e].sw.gave(n as u64);
+            self.step(e)?;
+            return if n == 0 || left == n || self.reset { Ok(()) } else { self.flush(e, left - n) };
+        }
+        let range = self.ends[e].sw.replay_back();
+        if !range.is_empty() {
+            ensure!(range.end == self.ends[e].back.len() as u64, "repeats {range:?} of what was given back");
+            let bytes: Vec<u8> = self.ends[e].back[range.start as usize..].iter().take(left).copied().collect();
+            let n = self.pipe_write(e, &bytes);
+            self.ends[e].sw.replayed_back(n as u64);
+            left -= n;
+            self.settled(e);
+        }
+        if !self.ends[e].sw.replay_back().is_empty() {
             return Ok(());
         }
         let range = self.ends[e].sw.replay();
@@ -336,7 +376,7 @@ impl World {
         self.step(e)
     }
 
-    fn leave(&mut self, e: usize) -> Check {
+    pub fn leave(&mut self, e: usize) -> Check {
         self.ends[e].sw.leave();
         self.step(e)
     }
@@ -351,7 +391,7 @@ impl World {
             self.mark(e)?;
         }
         let end = &self.ends[e];
-        if !end.sw.pending().is_empty() || !end.sw.replay().is_empty() {
+        if !end.sw.pending().is_empty() || end.sw.tx() == TxPath::Replay {
             return Ok(());
         }
         match (end.sw.tx(), end.sw.rx()) {
@@ -361,14 +401,14 @@ impl World {
                 return Ok(());
             }
             (TxPath::Replay, _) => return Ok(()),
-            (TxPath::Tcp, RxPath::Armed) if e == B => {
+            (TxPath::Tcp, RxPath::Armed | RxPath::Draining) if e == B => {
                 self.ends[B].sw.disarm();
                 ensure!(self.ends[B].sw.is_plain(), "B cannot disarm");
                 self.post(A, Msg::Refuse(self.ends[B].gen));
                 self.ends[B].shake = Shake::Idle;
             }
-            (TxPath::Tcp, RxPath::Armed) if !timeout || !self.link.noticed[A] => return Ok(()),
-            (TxPath::Tcp, RxPath::Armed) => self.faults.timed_out = true,
+            (TxPath::Tcp, RxPath::Armed | RxPath::Draining) if !timeout || !self.link.noticed[A] => return Ok(()),
+            (TxPath::Tcp, RxPath::Armed | RxPath::Draining) => self.faults.timed_out = true,
             _ => {}
         }
         self.ends[e].kernel_fin = true;
@@ -378,12 +418,12 @@ impl World {
 
     // ---- receiving -----------------------------------------------------
 
-    fn deliver(&mut self, e: usize, bytes: &[u8]) -> Check {
+    pub fn deliver(&mut self, e: usize, bytes: &[u8]) -> Check {
         let end = &mut self.ends[e];
         let other = &self.cfg.stream[1 - e];
         ensure!(!end.eof || bytes.is_empty() || self.faults.lied, "bytes after EOF");
         let until = end.read + bytes.len();
-        if self.faults.liar[1 - e] {
+        if self.faults.liar[1 - e] || self.faults.gave_wrong[e] {
             end.read = until;
             return Ok(());
         }
@@ -396,7 +436,7 @@ impl World {
 
     fn eof(&mut self, e: usize) -> Check {
         let (end, peer) = (&self.ends[e], &self.ends[1 - e]);
-        let complete = end.read == peer.sent || self.faults.liar[1 - e];
+        let complete = end.read == peer.sent || self.faults.liar[1 - e] || self.faults.gave_wrong[e];
         ensure!(complete, "end {e}: EOF after {} of {} bytes", end.read, peer.sent);
         ensure!(peer.want_fin || !peer.alive, "end {e}: EOF from nowhere");
         self.ends[e].eof = true;
@@ -412,6 +452,10 @@ impl World {
                 // before its mark, nothing could ever bring our direction back.
                 if self.ends[e].sw.tx() == TxPath::Ring {
                     self.reset = true;
+                }
+                if self.ends[e].sw.rx() == RxPath::RingFinal {
+                    self.ends[e].only_kept = true;
+                    return Ok(());
                 }
                 self.eof(e)?;
                 self.settled(e);
@@ -438,7 +482,13 @@ impl World {
                     self.stream_ended(e, false)?;
                 }
             }
-            RxPath::Armed => self.read_armed(e, max)?,
+            RxPath::Armed => self.read_armed(e, max, false)?,
+            RxPath::Draining => {
+                self.drain(e)?;
+                if !self.reset && matches!(self.ends[e].sw.rx(), RxPath::Draining) {
+                    self.read_kept(e, max)?;
+                }
+            }
             RxPath::Ring => {
                 self.control(e, max)?;
                 if !self.reset && self.ends[e].sw.rx() == RxPath::Ring {
@@ -446,10 +496,16 @@ impl World {
                 }
             }
             RxPath::Returning => self.control(e, max)?,
+            RxPath::RingFinal if self.ends[e].only_kept => {
+                self.read_kept(e, max)?;
+                if self.ends[e].kept.is_empty() && !self.ends[e].eof {
+                    self.eof(e)?;
+                }
+            }
             RxPath::RingFinal => {
                 self.read_ring(e, max)?;
                 let ring = &self.rings[p];
-                if ring.consumed == ring.visible && !self.ends[e].eof {
+                if self.ends[e].kept.is_empty() && ring.consumed == ring.visible && !self.ends[e].eof {
                     // Rule: without shared memory a peer that did not say goodbye is a reset.
                     if self.cfg.remote {
                         self.reset = true;
@@ -466,7 +522,8 @@ impl World {
         }
     }
 
-    fn read_armed(&mut self, e: usize, max: usize) -> Check {
+    /// `keep`: for the program, which has not asked for it.
+    pub fn read_armed(&mut self, e: usize, max: usize, keep: bool) -> Check {
         let p = 1 - e;
         // The shortest window that a reader may peek with, and longer ones.
         let size = self.pipes[p].q.len().min(max.max(MARK_LEN));
@@ -478,6 +535,10 @@ impl World {
             Scan::App(n) => {
                 ensure!(n > 0 && n <= window.len(), "scan: App({n}) of {}", window.len());
                 let bytes: Vec<u8> = self.pipes[p].q.drain(..n.min(max)).collect();
+                if keep {
+                    self.ends[e].kept.extend(bytes);
+                    return Ok(());
+                }
                 self.deliver(e, &bytes)
             }
             Scan::Mark => {
@@ -507,6 +568,12 @@ impl World {
     }
 
     fn read_ring(&mut self, e: usize, max: usize) -> Check {
+        let kept = self.ends[e].kept.len().min(max);
+        self.read_kept(e, kept)?;
+        let max = max - kept;
+        if !self.ends[e].kept.is_empty() {
+            return Ok(());
+        }
         let ring = &mut self.rings[1 - e];
         let n = (max as u64).min(ring.visible - ring.consumed);
         let bytes: Vec<u8> = (ring.consumed..ring.consumed + n).map(|at| ring.at(at)).collect();
@@ -522,7 +589,26 @@ impl World {
     fn control(&mut self, e: usize, max: usize) -> Check {
         let p = 1 - e;
         let mut left = max;
-        while !self.reset && self.ends[e].sw.control_want() > 0 && left > 0 {
+        self.drain(e)?;
+        while !self.reset && left > 0 {
+            let back = self.ends[e].sw.back_want();
+            if back > 0 {
+                let n = left.min(back as usize).min(self.pipes[p].q.len());
+                let bytes: Vec<u8> = self.pipes[p].q.drain(..n).collect();
+                self.ends[e].back.extend(bytes);
+                self.ends[e].sw.took_back(n as u64);
+                left -= n;
+                if n > 0 {
+                    continue;
+                }
+                if self.pipes[p].ended {
+                    self.stream_ended(e, false)?;
+                }
+                break;
+            }
+            if self.ends[e].sw.control_want() == 0 {
+                break;
+            }
             let n = self.ends[e].sw.control_want().min(left).min(self.pipes[p].q.len());
             if n == 0 {
                 if self.pipes[p].ended {
@@ -543,10 +629,11 @@ impl World {
         Ok(())
     }
 
-    fn step(&mut self, e: usize) -> Check {
+    pub fn step(&mut self, e: usize) -> Check {
         let (consumed, produced) = (self.rings[1 - e].consumed, self.rings[e].produced);
+        let kept = self.ends[e].kept.len() as u64;
         let before = self.ends[e].sw.clone();
-        match self.ends[e].sw.step(consumed, produced) {
+        match self.ends[e].sw.step(consumed, produced, kept) {
             Ok(changed) => ensure!(changed || before == self.ends[e].sw, "step changed without saying so"),
             Err(_) => {
                 ensure!(self.faults.lied, "end {e}: step: violation by an honest peer");
@@ -567,11 +654,21 @@ impl World {
         }
         self.settled(e);
         let mut again = self.ends[e].sw.clone();
-        ensure!(again.step(consumed, produced) == Ok(false), "step is not idempotent");
+        ensure!(again.step(consumed, produced, kept) == Ok(false), "step is not idempotent");
         Ok(())
     }
 
     fn settled(&mut self, e: usize) {
+        let end = &mut self.ends[e];
+        if matches!(end.sw.rx(), RxPath::Tcp | RxPath::Replay) {
+            end.kept.clear();
+        }
+        if end.sw.tx() == TxPath::Tcp {
+            end.back.clear();
+        }
+        if end.sw.is_plain() {
+            end.hurry = false;
+        }
         let end = &mut self.ends[e];
         let plain = end.sw.tx() == TxPath::Tcp && end.sw.rx() == RxPath::Tcp;
         if plain && end.shake != Shake::Idle {
@@ -597,6 +694,13 @@ impl World {
                 ring.credit = ring.consumed;
             }
         }
+        for e in [A, B] {
+            // Each upgrade has words of its own.
+            let same = self.ends[e].gen == self.ends[1 - e].gen;
+            if same && !(self.cfg.remote && self.link.broken) {
+                self.ends[e].peer_hurries = self.ends[1 - e].hurry;
+            }
+        }
     }
 
     fn propose(&mut self) {
@@ -617,6 +721,7 @@ impl World {
         end.gen = self.gen;
         end.shake = Shake::Proposed;
         self.rings[A] = Ring::new(self.cfg.ring_cap);
+        (self.ends[B].hurry, self.ends[B].peer_hurries) = (false, false);
         self.post(A, Msg::Propose(self.gen));
     }
 
@@ -634,6 +739,7 @@ impl World {
                 if plain && !end.want_fin && !end.tcp_eof && end.sw.arm(nonce(gen, A)) {
                     end.gen = gen;
                     end.shake = Shake::Accepted;
+                    (end.hurry, end.peer_hurries) = (false, false);
                     self.rings[B] = Ring::new(self.cfg.ring_cap);
                     self.post(B, Msg::Accept(gen));
                 } else {

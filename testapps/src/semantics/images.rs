@@ -25,14 +25,14 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The number of the connection in the new image.
-const NUMBER: RawFd = 57;
+pub(super) const NUMBER: RawFd = 57;
 const SHELL: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 /// The environment is changed on the way.
 const BARE: &[&str] = &["/usr/bin/env", "-u", "LD_PRELOAD", "bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
-const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+pub(super) const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 
 #[derive(Clone, Copy, PartialEq)]
-enum How {
+pub(super) enum How {
     Fork,
     Vfork,
     Spawn,
@@ -43,7 +43,7 @@ extern "C" {
 }
 
 /// Starts a program with `out` as its standard output.
-fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
+pub(super) fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
     let words: Vec<CString> = words.iter().map(|w| CString::new(*w).expect("no NUL")).collect();
     let mut argv: Vec<*mut c_char> = words.iter().map(|w| w.as_ptr().cast_mut()).collect();
     argv.push(null_mut());
@@ -85,7 +85,7 @@ fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
     }
 }
 
-fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
+pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
     let (mut all, mut b) = (Vec::new(), [0; 4096]);
     loop {
         match sys::read(fd, &mut b)? {

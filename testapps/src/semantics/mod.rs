@@ -16,6 +16,7 @@ mod procs;
 mod signals;
 mod surface;
 mod threads;
+mod unread;
 mod waiting;
 
 use crate::args::Args;
@@ -43,6 +44,7 @@ fn all() -> Vec<Check> {
         found::CHECKS,
         surface::CHECKS,
         environs::CHECKS,
+        unread::CHECKS,
     ];
     lists.concat()
 }

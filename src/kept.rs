@@ -1,0 +1,119 @@
+//! Bytes that were taken out of a TCP stream for somebody who gets them later.
+
+use crate::shm::{self, Map};
+
+/// Such bytes, in the order in which they came. To be [released](Kept::release), because it is copied freely.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    ptr: *mut u8,
+    cap: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Kept {
+    /// None, and no memory.
+    pub const NONE: Kept = Kept { ptr: core::ptr::null_mut(), cap: 0, start: 0, end: 0 };
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.end == self.start
+    }
+
+    /// All of them.
+    pub fn bytes(&self) -> &[u8] {
+        if self.ptr.is_null() {
+            return &[];
+        }
+        // SAFETY: inside our mapping, where `added` said that so much was written.
+        unsafe { core::slice::from_raw_parts(self.ptr.add(self.start), self.len()) }
+    }
+
+    /// Where the next `n` bytes are to be written, which [`Kept::added`] is to be told of. `None`: no memory.
+    pub fn room(&mut self, n: usize) -> Option<*mut u8> {
+        let need = self.end.checked_add(n)?;
+        if need > self.cap {
+            let cap = need.max(64 << 10).checked_next_power_of_two()?;
+            let Map { base, .. } = shm::anon_shared(cap).ok()?;
+            // SAFETY: both mappings hold `end` bytes and do not overlap.
+            unsafe {
+                if !self.ptr.is_null() {
+                    core::ptr::copy_nonoverlapping(self.ptr, base, self.end);
+                }
+                self.unmap();
+            }
+            (self.ptr, self.cap) = (base, cap);
+        }
+        // SAFETY: `end <= cap`.
+        Some(unsafe { self.ptr.add(self.end) })
+    }
+
+    /// So many bytes were written to [`Kept::room`].
+    pub fn added(&mut self, n: usize) {
+        self.end = (self.end + n).min(self.cap);
+    }
+
+    /// Takes up to `len` of the first ones. Returns the count.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
+    pub unsafe fn take(&mut self, dst: *mut u8, len: usize) -> usize {
+        let n = len.min(self.len());
+        if n > 0 && !dst.is_null() {
+            // SAFETY: `n` bytes are there; `dst` by the caller's promise.
+            unsafe { core::ptr::copy_nonoverlapping(self.ptr.add(self.start), dst, n) };
+        }
+        self.start += n;
+        n
+    }
+
+    /// Forgets them and gives the memory back. Of several copies only one may.
+    pub fn release(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.unmap() };
+        *self = Kept::NONE;
+    }
+
+    /// # Safety
+    /// Nothing may use the memory any more.
+    unsafe fn unmap(&self) {
+        if !self.ptr.is_null() {
+            // SAFETY: mapped by `room`, with that length.
+            unsafe { shm::unmap(Map { base: self.ptr, len: self.cap }) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_comes_out_in_order() {
+        let mut k = Kept::NONE;
+        assert!(k.is_empty() && k.bytes().is_empty());
+        let mut sent = Vec::new();
+        for n in [1usize, 70_000, 3, 200_000] {
+            let at = k.room(n).expect("memory");
+            let part: Vec<u8> = (0..n).map(|i| (i * 7 + n) as u8).collect();
+            // SAFETY: `room` gave so much.
+            unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), at, n) };
+            k.added(n);
+            sent.extend(part);
+        }
+        let mut got = vec![0; 100_000];
+        // SAFETY: the buffer has that length.
+        assert_eq!(unsafe { k.take(got.as_mut_ptr(), got.len()) }, got.len());
+        assert_eq!(got, sent[..100_000]);
+        assert_eq!(k.bytes(), &sent[100_000..]);
+        k.release();
+        assert!(k.is_empty());
+    }
+}

@@ -1,0 +1,165 @@
+//! A connection that leaves TCP while both programs leave bytes unread, and then goes to somebody who knows nothing of
+//! that.
+
+use super::cx::{Cx, Op, Res, Why};
+use super::images::{read_all, start, How, NUMBER, STATIC};
+use super::procs::bye;
+use super::Check;
+use crate::{ensure, more, same, sys, util};
+use std::time::{Duration, Instant};
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("unread-image", |cx| image(cx, How::Fork, 3000)),
+    ("unread-image-vfork", |cx| image(cx, How::Vfork, 3000)),
+    ("unread-image-spawn", |cx| image(cx, How::Spawn, 3000)),
+    ("unread-image-much", |cx| image(cx, How::Fork, 100_000)),
+    ("unread-pass", pass),
+    ("unread-pass-the-rest", pass_the_rest),
+    ("unread-splice-out", splice_out),
+    ("unread-ioctl", ioctl),
+    ("unread-duplicates", duplicates),
+];
+
+/// Bytes that the peer leaves unread.
+const OURS: usize = 2000;
+
+/// A new connection on which `n` bytes have come that are not read, but for a few, and on which the peer has not read
+/// what we have sent. In the meantime it may have left TCP.
+fn unread(cx: &mut Cx, n: usize) -> Res {
+    const READ: usize = 30;
+    cx.renew()?;
+    cx.post(Op::SendBits, 20, (n + READ) as u64 / 20, 500)?;
+    for i in 0..READ {
+        cx.recv(1)?;
+        if i < 20 {
+            cx.send(OURS / 20)?;
+        }
+    }
+    cx.wait()?;
+    cx.arrive((n + READ) / 20 * 20 - READ)?;
+    util::pause_ms(60);
+    Ok(())
+}
+
+/// Nothing of that takes long where both ends are at work.
+fn quick(since: Instant) -> Res {
+    ensure!(since.elapsed() < Duration::from_millis(2500), "it took {:?}", since.elapsed());
+    Ok(())
+}
+
+fn image(cx: &mut Cx, how: How, n: usize) -> Res {
+    if !std::path::Path::new(STATIC[0]).exists() {
+        return Ok(());
+    }
+    unread(cx, n)?;
+    let there = sys::fionread(cx.fd)?;
+    sys::dup2(cx.fd, NUMBER)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let began = Instant::now();
+    let pid = start(how, &[STATIC[0], STATIC[1], STATIC[2], &format!("head -c {} <&57", there + 500)], wr)?;
+    sys::close(wr)?;
+    cx.post(Op::Send, 500, 0, 0)?;
+    let b = read_all(rd)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    quick(began)?;
+    same!(b.len(), there + 500, "bytes that the program read");
+    cx.take(&b)?;
+    cx.wait()?;
+    sys::close(NUMBER)?;
+    same!(cx.tell(Op::Recv, OURS as u64, 0, 0)?, OURS as u64, "bytes that were left unread at the other end");
+    bye(cx)?;
+    Ok(())
+}
+
+fn pass(cx: &mut Cx) -> Res {
+    unread(cx, 3000)?;
+    let (a, b) = sys::socketpair()?;
+    let began = Instant::now();
+    more::send_fd(a, cx.fd)?;
+    quick(began)?;
+    sys::close(cx.fd)?;
+    cx.fd = more::recv_fd(b)?;
+    rest(cx)
+}
+
+/// The peer has closed; what it sent is whole, or the connection failed.
+fn pass_the_rest(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    let (a, b) = sys::socketpair()?;
+    more::send_fd(a, cx.fd)?;
+    sys::close(cx.fd)?;
+    cx.fd = more::recv_fd(b)?;
+    match read_all(cx.fd) {
+        Ok(b) => {
+            same!(b.len(), 5000, "bytes before the end of the stream");
+            cx.take(&b)
+        }
+        Err(Why(w)) => {
+            ensure!(w.contains("reset"), "reading the rest: {w}");
+            Ok(())
+        }
+    }
+}
+
+fn splice_out(cx: &mut Cx) -> Res {
+    unread(cx, 3000)?;
+    let (rd, wr) = sys::pipe()?;
+    let b = cx.out(10_000);
+    sys::write_all_fd(wr, &b)?;
+    let began = Instant::now();
+    same!(sys::splice(rd, cx.fd, 10_000, 0), Ok(10_000), "splice");
+    quick(began)?;
+    same!(cx.tell(Op::Recv, OURS as u64 + 10_000, 0, 0)?, OURS as u64 + 10_000, "bytes that arrived");
+    let there = sys::fionread(cx.fd)?;
+    cx.recv(there)?;
+    bye(cx)?;
+    Ok(())
+}
+
+fn ioctl(cx: &mut Cx) -> Res {
+    // Bytes and counts are the same while it comes home.
+    unread(cx, 3000)?;
+    let there = sys::fionread(cx.fd)?;
+    let flags = sys::fcntl(cx.fd, libc::F_GETFL, 0)?;
+    let began = Instant::now();
+    sys::fcntl(cx.fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
+    quick(began)?;
+    same!(sys::fionread(cx.fd)?, there, "FIONREAD after O_ASYNC");
+    same!(sys::poll1(cx.fd, libc::POLLIN, 0)?, libc::POLLIN, "poll after O_ASYNC");
+    sys::fcntl(cx.fd, libc::F_SETFL, flags)?;
+    rest(cx)
+}
+
+fn duplicates(cx: &mut Cx) -> Res {
+    if !std::path::Path::new(STATIC[0]).exists() {
+        return Ok(());
+    }
+    unread(cx, 3000)?;
+    let mut fds = Vec::new();
+    for _ in 0..3 {
+        fds.push(sys::dup(cx.fd)?);
+    }
+    let (_rd, wr) = sys::pipe()?;
+    let began = Instant::now();
+    let pid = start(How::Spawn, &[STATIC[0], "true"], wr)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    quick(began)?;
+    for fd in fds {
+        sys::close(fd)?;
+    }
+    rest(cx)
+}
+
+/// Whoever has it now reads what was left, and goes on.
+fn rest(cx: &mut Cx) -> Res {
+    let there = sys::fionread(cx.fd)?;
+    cx.recv(there)?;
+    same!(cx.tell(Op::Recv, OURS as u64, 0, 0)?, OURS as u64, "bytes that were left unread at the other end");
+    cx.warm(40, 0)?;
+    bye(cx)?;
+    Ok(())
+}
