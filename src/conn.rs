@@ -152,6 +152,8 @@ pub struct Conn {
     pub upgrade_no: AtomicU32,
     /// How often the program was told so on a ring.
     pub empties: AtomicU32,
+    /// The thread that was told so last.
+    pub sent_away: AtomicU32,
     /// I/O calls.
     pub calls: AtomicU32,
     /// The count of calls at which to look for the peer (again).
@@ -478,6 +480,7 @@ impl Conn {
             return;
         }
         self.empties.fetch_add(1, Relaxed);
+        self.sent_away.store(crate::thread::tid(), Relaxed);
         self.out_of_sight.store(true, SeqCst);
         if !self.suspected.load(Relaxed) && !self.suspected.swap(true, SeqCst) {
             self.ask(ask::SUSPECT);

@@ -5,9 +5,13 @@
 //! Such a connection returns to TCP.
 
 use super::*;
+use crate::textfile::TextFile;
+use core::fmt::Write;
 
 /// How long a connection may be left alone so before it returns.
 const PATIENCE_NS: i64 = 50 * MS;
+/// How often more than that while the thread that left it has something else to do.
+const BUSY_LOOKS: u32 = 20;
 
 /// A connection that was left after `EAGAIN`.
 pub(super) struct Suspect {
@@ -15,14 +19,26 @@ pub(super) struct Suspect {
     gen: u32,
     /// How often it had been told `EAGAIN` when it was looked at last.
     empties: u32,
+    /// How often that thread was found busy since.
+    busy: u32,
     at: i64,
+}
+
+/// Whether a thread of this process runs, or wants to: then it waits for nothing.
+fn runs(tid: u32) -> bool {
+    let mut path = crate::config::Text::<64>::EMPTY;
+    let _ = write!(path, "/proc/self/task/{tid}/stat");
+    let Ok(text) = TextFile::read(path.as_bytes_with_nul(), 4096) else { return false };
+    // The state follows the name, which may contain anything.
+    let bytes = text.bytes();
+    bytes.iter().rposition(|b| *b == b')').is_some_and(|at| bytes[at..].starts_with(b") R"))
 }
 
 impl Bg {
     pub(super) fn suspect(&mut self, conn: &'static Conn) {
         let (gen, empties) = (conn.gen.load(Relaxed), conn.empties.load(Relaxed));
         if !self.suspects.iter().any(|s| core::ptr::eq(s.conn, conn)) {
-            self.suspects.push(Suspect { conn, gen, empties, at: now_ns() + PATIENCE_NS });
+            self.suspects.push(Suspect { conn, gen, empties, busy: 0, at: now_ns() + PATIENCE_NS });
         }
     }
 
@@ -47,7 +63,13 @@ impl Bg {
                 let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
                 if empties != s.empties || asleep {
                     // It asks again and again instead of waiting, or another thread waits.
-                    s.empties = empties;
+                    (s.empties, s.busy) = (empties, 0);
+                    s.at = now + PATIENCE_NS;
+                    return true;
+                }
+                if s.busy < BUSY_LOOKS && runs(c.sent_away.load(Relaxed)) {
+                    // It thinks, or others have its processor.
+                    s.busy += 1;
                     s.at = now + PATIENCE_NS;
                     return true;
                 }

@@ -322,6 +322,11 @@ impl Cx {
         Err(Why("the connection never left TCP".into()))
     }
 
+    /// Whether its connection must leave TCP.
+    pub fn is_to_leave(&self) -> bool {
+        self.ring
+    }
+
     /// The same puppet with a new connection, which is not warmed up.
     pub fn renew(&mut self) -> Res {
         sys::close(self.fd)?;

@@ -13,6 +13,7 @@ pub const CHECKS: &[Check] = &[
     ("wait-out-of-sight-epoll", |cx| out_of_sight(cx, hidden::epoll)),
     ("wait-out-of-sight-unasked", out_of_sight_unasked),
     ("wait-out-of-sight-to-send", out_of_sight_out),
+    ("thinks-between-looks", thinks),
     ("oob-sent", oob_sent),
     ("oob-received", oob_received),
     ("zerocopy", zerocopy),
@@ -113,6 +114,32 @@ fn out_of_sight_out(cx: &mut Cx) -> Res {
     ensure!(hidden::poll(cx.fd, libc::POLLOUT, 3000), "room was not noticed");
     same!(cx.wait()?, n, "bytes that arrived");
     cx.warm(20, 0)
+}
+
+/// A program that looks now and then, and computes meanwhile, waits nowhere.
+fn thinks(cx: &mut Cx) -> Res {
+    sys::nonblock(cx.fd, true)?;
+    let before = sys::tcp_bytes(cx.fd)?;
+    for _ in 0..3 {
+        same!(cx.grab(10), Err(EAGAIN), "recv of nothing");
+        let until = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < until {
+            core::hint::spin_loop();
+        }
+        cx.tell(Op::Send, 10, 0, 0)?;
+        let got = loop {
+            match cx.grab(10) {
+                Err(EAGAIN) => core::hint::spin_loop(),
+                got => break got?,
+            }
+        };
+        cx.take(&got)?;
+    }
+    if cx.is_to_leave() {
+        same!(sys::tcp_bytes(cx.fd)?, before, "what TCP has carried");
+    }
+    sys::nonblock(cx.fd, false)?;
+    cx.warm(6, 0)
 }
 
 fn oob_sent(cx: &mut Cx) -> Res {
