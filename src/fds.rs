@@ -508,6 +508,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     Outcome::Done(0)
 }
 
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 const SO_TIMESTAMP_NEW: c_int = 63;
 const SO_TIMESTAMPING_NEW: c_int = 65;
 
@@ -531,6 +532,7 @@ pub fn uses_feature(fd: c_int) -> bool {
         )
     };
     flags & libc::O_ASYNC as usize != 0
+        || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|v| v >= 0)
         || ulp.is_ok() && len > 0
         || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
 }
@@ -580,6 +582,10 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
             e
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
+            process::give_up(c, Why::Feature);
+            return Outcome::Bypass;
+        }
         _ => return Outcome::Bypass,
     };
     if val.is_null() || len.is_null() {
@@ -611,6 +617,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 | libc::SO_TIMESTAMP
                 | libc::SO_TIMESTAMPNS
                 | libc::SO_TIMESTAMPING
+                | libc::SO_PEEK_OFF
                 | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
         ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
     );

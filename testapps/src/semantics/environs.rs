@@ -26,6 +26,8 @@ pub const CHECKS: &[Check] = &[
     ("two-listeners-on-a-port", shared_port),
     ("ulp", |cx| taken_over(cx, libc::TCP_ULP, b"tls\0")),
     ("repair", repair),
+    ("peek-offset", peek_offset),
+    ("zero-copy-receive", zero_copy),
 ];
 
 // What a small server needs, it may go on to use; for what the library would use beside that the process is killed.
@@ -429,5 +431,43 @@ fn repair(cx: &mut Cx) -> Res {
     let Some(after) = numbers(cx.fd)? else { return Err(Why("repair is refused".into())) };
     let went = (after.0.wrapping_sub(before.0), after.1.wrapping_sub(before.1));
     same!(went, (160, 160), "bytes by the sequence numbers");
+    cx.warm(20, 0)
+}
+
+/// Each look begins where the last one ended (TCP: since Linux 6.9).
+fn peek_offset(cx: &mut Cx) -> Res {
+    if sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_PEEK_OFF, 0 as c_int).is_err() {
+        return Ok(());
+    }
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    let mut b = [0; 40];
+    for ahead in [0, 40] {
+        same!(sys::recv(cx.fd, &mut b, libc::MSG_PEEK)?, 40, "a look at {ahead}");
+        cx.look(ahead, &b)?;
+    }
+    cx.recv(100)?;
+    cx.warm(20, 0)
+}
+
+/// Pages of the stream, mapped: what fills none is to be received as ever, and the kernel says how much that is.
+fn zero_copy(cx: &mut Cx) -> Res {
+    const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    // struct tcp_zerocopy_receive: address, length, and how many bytes are to be received (linux/tcp.h).
+    let mut zc = [0u32; 4];
+    // SAFETY: a new mapping; the struct is of its length.
+    let r = unsafe {
+        let at = libc::mmap(core::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, cx.fd, 0);
+        ensure!(at != libc::MAP_FAILED, "mmap of a socket: {}", sys::strerror(sys::errno()));
+        zc[0] = at as usize as u32;
+        zc[1] = (at as usize >> 32) as u32;
+        zc[2] = 4096;
+        let mut len = size_of_val(&zc) as u32;
+        libc::getsockopt(cx.fd, libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, zc.as_mut_ptr().cast(), &mut len)
+    };
+    same!((r, zc[2], zc[3]), (0, 0, 100), "result, bytes mapped, bytes to receive");
+    cx.recv(100)?;
     cx.warm(20, 0)
 }
