@@ -43,9 +43,19 @@ struct Bufs<'a> {
     iov: &'a [iovec],
     /// Bytes at the front that are done with.
     skip: usize,
+    /// How many bytes count, those included.
+    end: usize,
 }
 
+/// The most that the kernel transfers in one call: `MAX_RW_COUNT` in linux/fs.h, with pages of 4 KiB.
+pub const MOST: usize = 0x7fff_f000;
+
 impl<'a> Bufs<'a> {
+    fn new(iov: &'a [iovec]) -> Bufs<'a> {
+        let all = iov.iter().fold(0usize, |n, v| n.saturating_add(v.iov_len));
+        Bufs { iov, skip: 0, end: all.min(MOST) }
+    }
+
     /// What a call returns that ends so: what was transferred before goes first.
     fn outcome(&self, o: Outcome) -> Outcome {
         match o {
@@ -78,7 +88,7 @@ impl<'a> Bufs<'a> {
     }
 
     fn len(&self) -> usize {
-        self.iov.iter().map(|v| v.iov_len).sum::<usize>() - self.skip
+        self.end - self.skip
     }
 
     /// The same, but for `n` bytes more.
@@ -97,12 +107,14 @@ impl<'a> Bufs<'a> {
 
     /// The parts that are left, first to last.
     fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
-        let mut skip = self.skip;
+        let (mut skip, mut left) = (self.skip, self.len());
         self.iov.iter().filter_map(move |v| {
             let s = skip.min(v.iov_len);
             skip -= s;
+            let n = left.min(v.iov_len - s);
+            left -= n;
             // SAFETY: `s` is at most the buffer's length.
-            (v.iov_len > s).then(|| (unsafe { v.iov_base.cast::<u8>().add(s) }, v.iov_len - s))
+            (n > 0).then(|| (unsafe { v.iov_base.cast::<u8>().add(s) }, n))
         })
     }
 }
@@ -125,7 +137,7 @@ fn kernel_msg(
         // SAFETY: `skip` is at most the buffer's length; the program's buffer, as it gave it.
         return unsafe {
             let p = v.iov_base.cast::<u8>().add(b.skip).cast::<c_void>();
-            let len = (v.iov_len - b.skip).min(limit);
+            let len = b.len().min(limit);
             let nr = if nr == libc::SYS_recvmsg { libc::SYS_recvfrom } else { libc::SYS_sendto };
             signals::call(how, nr, [fd as usize, p as usize, len, flags as usize, 0, 0])
         };
@@ -180,7 +192,7 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// # Safety
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
-    let mut b = Bufs { iov, skip: 0 };
+    let mut b = Bufs::new(iov);
     let since = Since::now();
     // As it was when the call began: what `O_NONBLOCK` becomes meanwhile does not end a wait.
     let mut may_wait = None;
@@ -515,7 +527,7 @@ fn await_resume(conn: &Conn) {
 /// # Safety
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
-    let mut b = Bufs { iov, skip: 0 };
+    let mut b = Bufs::new(iov);
     let since = Since::now();
     let mut may_wait = None;
     loop {

@@ -198,8 +198,7 @@ unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
     }
     // SAFETY: the caller's promise.
     let v = unsafe { core::slice::from_raw_parts(iov, n) };
-    v.iter().try_fold(0usize, |s, x| s.checked_add(x.iov_len)).filter(|t| *t <= isize::MAX as usize)?;
-    Some(v)
+    v.iter().all(|x| x.iov_len <= isize::MAX as usize).then_some(v)
 }
 
 /// `readv(2)`.

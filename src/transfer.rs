@@ -4,7 +4,7 @@ use crate::conn::Phase;
 use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
-use crate::sys::sys;
+use crate::sys::{sys, Errno};
 use crate::{process, pump, table};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_void, off64_t};
@@ -20,6 +20,12 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
     if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
         return Outcome::Bypass;
     }
+    // SAFETY: null or valid by the caller's promise.
+    if let Some(e) = refusal(inp, unsafe { off.as_ref() }).filter(|_| n > 0) {
+        return Outcome::Fail(e);
+    }
+    let asked = n;
+    let n = n.min(io::MOST);
     let mut buf = [0u8; CHUNK];
     let mut done = 0usize;
     while done < n {
@@ -35,6 +41,9 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
                 false => *off,
             }
         };
+        if i64::try_from(asked).ok().and_then(|n| at.checked_add(n)).is_none() {
+            return end(done, libc::EINVAL);
+        }
         // SAFETY: `buf` has room.
         let got = match unsafe { sys!(libc::SYS_pread64, inp, buf.as_mut_ptr(), want, at) } {
             Ok(0) => break,
@@ -62,6 +71,33 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
         }
     }
     Outcome::Done(done as isize)
+}
+
+/// The kernel's error for a file that `sendfile` cannot read, though `pread` may: a directory, most of `/proc`, what
+/// cannot be sought. Files with a size are taken to be ordinary ones; of others the kernel is asked.
+fn refusal(inp: c_int, off: Option<&off64_t>) -> Option<Errno> {
+    // SAFETY: all-zero is a valid stat.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `st` is writable.
+    if unsafe { libc::fstat(inp, &mut st) } != 0 {
+        return Some(libc::EBADF);
+    }
+    if st.st_mode & libc::S_IFMT == libc::S_IFREG && st.st_size > 0 {
+        return None;
+    }
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: a path that ends with a NUL; the offset is our own.
+    unsafe {
+        let mut at = match off {
+            Some(at) => *at,
+            None => sys!(libc::SYS_lseek, inp, 0, libc::SEEK_CUR).unwrap_or(0) as off64_t,
+        };
+        let null = sys!(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), flags).ok()?;
+        let r = sys!(libc::SYS_sendfile, null, inp, &mut at, 1);
+        crate::sys::close_raw(null as c_int);
+        // Without an offset of its own the call does not ask for a place that it could not seek.
+        r.err().map(|e| if e == libc::ESPIPE && off.is_none() { libc::EINVAL } else { e })
+    }
 }
 
 fn end(done: usize, e: i32) -> Outcome {

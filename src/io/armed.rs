@@ -168,7 +168,7 @@ pub fn mark_is_there(conn: &Conn, rx: &mut Rx, most: usize) -> bool {
         n += 1;
     }
     iov[n] = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-    let b = Bufs { iov: &iov[..=n], skip: 0 };
+    let b = Bufs::new(&iov[..=n]);
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let got = kernel_msg(libc::SYS_recvmsg, conn.local().fd.load(Relaxed), b, usize::MAX, None, flags, None);
     got == Ok(from + buf.len()) && buf == wire::mark(&rx.nonce())

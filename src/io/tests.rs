@@ -159,7 +159,7 @@ fn who_finds_the_end_tells_the_others() {
         let iov = one(buf.as_mut_ptr().cast(), buf.len());
         let mut epoch = conn.epoch.load(SeqCst);
         loop {
-            match take(fd, conn, Bufs { iov: &iov, skip: 0 }, 0) {
+            match take(fd, conn, Bufs::new(&iov), 0) {
                 Take::Got(_) | Take::Gone => epoch = conn.epoch.load(SeqCst),
                 Take::End | Take::Error(_) => break,
                 Take::Empty => panic!("nothing, and no end"),
@@ -196,7 +196,7 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
     let iov = one(byte.as_ptr().cast_mut().cast(), 1);
     let mut last = None;
     for _ in 0..1000 {
-        match put(fd, conn, Bufs { iov: &iov, skip: 0 }, libc::MSG_NOSIGNAL) {
+        match put(fd, conn, Bufs::new(&iov), libc::MSG_NOSIGNAL) {
             Put::Error(e) => {
                 last = Some(e);
                 break;

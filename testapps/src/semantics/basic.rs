@@ -1,9 +1,10 @@
 //! Flags, options, timeouts and the other small print of `recv` and `send`.
 
-use super::cx::{Cx, Op, Res};
+use super::cx::{Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, O_NONBLOCK, POLLIN, SOL_SOCKET};
+use std::os::fd::RawFd;
 use std::time::Instant;
 
 /// The checks of this file.
@@ -35,6 +36,7 @@ pub const CHECKS: &[Check] = &[
     ("preadv2-pwritev2", rw2),
     ("errqueue", errqueue),
     ("bad-calls", bad_calls),
+    ("more-than-two-gigabytes", huge),
     ("bad-addresses", bad_addresses),
 ];
 
@@ -402,6 +404,54 @@ fn rw2(cx: &mut Cx) -> Res {
 fn errqueue(cx: &mut Cx) -> Res {
     let mut b = [0; 10];
     same!(sys::recvmsg(cx.fd, &mut b, 1, libc::MSG_ERRQUEUE), Err(EAGAIN), "MSG_ERRQUEUE");
+    cx.warm(4, 0)
+}
+
+/// One call transfers at most 2^31 bytes less a page, whatever it is asked for.
+fn huge(cx: &mut Cx) -> Res {
+    const MOST: isize = 0x7fff_f000;
+    const ASKED: usize = 3 << 30;
+    let mut ends = [0 as RawFd; 2];
+    let (l, port) = sys::listen(0, 1)?;
+    ends[0] = sys::connect(port)?;
+    ends[1] = sys::accept(l, libc::SOCK_CLOEXEC)?;
+    sys::close(l)?;
+    // Enough for it to leave TCP.
+    let (mut sent, mut got) = ([0u8; 64], [0u8; 64]);
+    for i in 0..200 {
+        sent.fill(i);
+        for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
+            same!(sys::write(from, &sent)?, 64, "a small write");
+            sys::wait1(to, libc::POLLIN, 5000)?;
+            sys::read_exact(to, &mut got)?;
+            same!(got, sent, "what it brought");
+        }
+    }
+    let [from, to] = ends;
+    let reader = std::thread::spawn(move || -> Result<u64, sys::Errno> {
+        let mut b = vec![0u8; 1 << 20];
+        let mut n = 0;
+        loop {
+            match sys::read(to, &mut b)? {
+                0 => return Ok(n),
+                k => n += k as u64,
+            }
+        }
+    });
+    // SAFETY: a new mapping; pages that are only read cost nothing.
+    let r = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let at = libc::mmap(std::ptr::null_mut(), ASKED, libc::PROT_READ, flags, -1, 0);
+        ensure!(at != libc::MAP_FAILED, "mmap");
+        // In two pieces, too.
+        let half = libc::iovec { iov_base: at, iov_len: ASKED / 2 };
+        (libc::send(from, at, ASKED, 0), libc::writev(from, [half, half].as_ptr(), 2))
+    };
+    sys::shutdown(from, libc::SHUT_WR)?;
+    let all = reader.join().map_err(|_| Why("the reader has panicked".into()))??;
+    same!((r, all), ((MOST, MOST), 2 * MOST as u64), "what was sent, and what came");
+    sys::close(from)?;
+    sys::close(to)?;
     cx.warm(4, 0)
 }
 

@@ -3,10 +3,11 @@
 use super::cx::{Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
-use libc::{MSG_DONTWAIT, MSG_WAITFORONE, SHUT_WR};
+use libc::{c_int, MSG_DONTWAIT, MSG_WAITFORONE, SHUT_WR};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
+    ("sendfile-of-what-is-no-file", no_file),
     ("sendfile", sendfile),
     ("splice-out", splice_out),
     ("splice-in", splice_in),
@@ -38,6 +39,41 @@ fn sendfile(cx: &mut Cx) -> Res {
     }
     same!(sys::sendfile(cx.fd, file, &mut off, 1000)?, 0, "sendfile at the end of the file");
     same!(cx.wait()?, n as u64, "bytes that arrived");
+    cx.warm(10, 0)
+}
+
+/// What cannot be sent so: the kernel says the same of a socket that is none of ours.
+fn no_file(cx: &mut Cx) -> Res {
+    let other = sys::socketpair()?.0;
+    let (pipe, full) = sys::pipe()?;
+    sys::write_all_fd(full, b"something")?;
+    let open = |path: &std::ffi::CStr| -> Result<c_int, Why> {
+        // SAFETY: a path that ends with a NUL.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY) };
+        ensure!(fd >= 0, "open {path:?}");
+        Ok(fd)
+    };
+    let inputs = [
+        ("pipe", pipe),
+        ("folder", open(c"/")?),
+        ("proc", open(c"/proc/self/status")?),
+        ("socket", other),
+        ("itself", cx.fd),
+    ];
+    for (what, from) in inputs {
+        for count in [10, usize::MAX / 2 + 1] {
+            for at in [None, Some(0i64), Some(-3)] {
+                let to = |out: c_int| {
+                    let mut at = at;
+                    let p = at.as_mut().map_or(std::ptr::null_mut(), |a| a as *mut i64);
+                    // SAFETY: the offset is null or valid.
+                    let r = unsafe { libc::sendfile(out, from, p, count) };
+                    (r, if r < 0 { sys::errno() } else { 0 })
+                };
+                same!(to(cx.fd), to(other), "sendfile of {count} from {at:?} of a {what}");
+            }
+        }
+    }
     cx.warm(10, 0)
 }
 
