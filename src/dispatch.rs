@@ -608,6 +608,7 @@ calls! { a b c d e f :
     SYS_sendfile => ops::sendfile(a as _, b as _, c as _, d);
     SYS_splice => ops::splice(a as _, b as _, c as _, d as _, e, f as _);
     SYS_shutdown => ops::shutdown(a as _, b as _);
+    SYS_getpeername => ops::getpeername(a as _);
     SYS_close => ops::close(a as _);
     SYS_close_range => ops::close_range(a as _, b as _, c as _);
     SYS_fcntl => raw_fcntl(a, b, c);

@@ -347,6 +347,14 @@ pub fn unread(b: &mut Both) -> bool {
     }
 }
 
+/// `getpeername(2)`: the kernel's socket has a peer for as long as it is open.
+pub fn getpeername(fd: c_int) -> Outcome {
+    match table::conn(fd) {
+        Some(c) if c.phase() == Phase::Managed && c.is_over() => Outcome::Fail(libc::ENOTCONN),
+        _ => Outcome::Bypass,
+    }
+}
+
 /// `shutdown(2)`.
 pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
@@ -481,7 +489,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if c.is_inherited() {
         visit::settle(c);
     }
-    if c.phase() != Phase::Managed || arg == 0 {
+    if c.phase() != Phase::Managed || io::is_nowhere(arg) {
         return Outcome::Bypass;
     }
     let value = if req == libc::FIONREAD {
@@ -588,12 +596,13 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         }
         _ => return Outcome::Bypass,
     };
-    if val.is_null() || len.is_null() {
+    if io::is_nowhere(val as usize) || io::is_nowhere(len as usize) {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.
     unsafe {
-        if *len < 4 {
+        // A negative length, too, is the kernel's to refuse.
+        if (*len as c_int) < 4 {
             return Outcome::Bypass;
         }
         *(val as *mut c_int) = e;

@@ -37,6 +37,11 @@ pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
 use wait::wait;
 
+/// Whether no program's memory can lie at this address.
+pub fn is_nowhere(at: usize) -> bool {
+    !(4096..1 << 56).contains(&at)
+}
+
 /// The program's buffers.
 #[derive(Clone, Copy)]
 struct Bufs<'a> {
@@ -83,8 +88,7 @@ impl<'a> Bufs<'a> {
     /// address space. (Other bad addresses are not told from good ones without a system call: they fault here
     /// instead of giving `EFAULT`.)
     fn is_nowhere(&self) -> bool {
-        const TOP: usize = 1 << 56;
-        self.iov.iter().any(|v| !(4096..TOP).contains(&(v.iov_base as usize)) && v.iov_len > 0)
+        self.iov.iter().any(|v| is_nowhere(v.iov_base as usize) && v.iov_len > 0)
     }
 
     fn len(&self) -> usize {

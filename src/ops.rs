@@ -324,6 +324,15 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> Outcome {
     fds::shutdown(fd, how)
 }
 
+/// `getpeername(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn getpeername(fd: c_int) -> Outcome {
+    foreign!(fd);
+    fds::getpeername(fd)
+}
+
 /// `close(2)`.
 ///
 /// # Safety

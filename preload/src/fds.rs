@@ -88,6 +88,7 @@ hook! {
     }
 }
 hook! { fn shutdown(fd: c_int, how: c_int) -> c_int = ops::shutdown(fd, how) }
+hook! { fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int = ops::getpeername(fd) }
 hook! {
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int
         = ops::getsockopt(fd, level, name, value, len)

@@ -182,7 +182,7 @@ table! {
     write, __write, writev, send, __send, sendto, sendmsg, sendmmsg, pwritev2, pwritev64v2,
     sendfile, sendfile64, splice,
     // fds.rs
-    socket, socketpair, accept, accept4, connect, __connect, shutdown, getsockopt, setsockopt,
+    socket, socketpair, accept, accept4, connect, __connect, shutdown, getpeername, getsockopt, setsockopt,
     close, __close, close_range or raw_close_range, closefrom or raw_closefrom,
     dup, dup2, __dup2, dup3, fcntl, __fcntl, fcntl64 or real_fcntl, ioctl,
     open, __open, open64, __open64, openat, openat64, creat, creat64,

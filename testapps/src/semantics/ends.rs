@@ -105,8 +105,10 @@ fn shutdown_twice(cx: &mut Cx) -> Res {
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes before the end");
     cx.tell(Op::Send, 10, 0, 0)?;
     cx.recv(10)?;
+    ensure!(sys::sockname(cx.fd, true).is_ok(), "the peer's name");
     cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
     same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");
+    same!(sys::sockname(cx.fd, true).err(), Some(libc::ENOTCONN), "the name of no peer");
     Ok(())
 }
 
