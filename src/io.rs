@@ -447,7 +447,7 @@ fn recv_managed(
     loop {
         // An error with no bytes before it is told even to who asks for none.
         let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
-        if b.len() == 0 && conn.phase() == Phase::Managed && conn.readable() && !told() {
+        if b.len() == 0 && conn.phase() == Phase::Managed && conn.takeable(1) && !told() {
             return Step::Return(Outcome::Done(0));
         }
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
