@@ -78,7 +78,7 @@ def option(fd, level, name, size, value=None):
 
 def odd_options(fd):
     # Those whose values are the kernel's measurements, or a process id.
-    vary = {(0, 52), (1, 17), (1, 49), (1, 55), (1, 56), (1, 57), (1, 68), (6, 11), (6, 24), (6, 26)}
+    vary = {(0, 52), (1, 17), (1, 49), (1, 55), (1, 56), (1, 57), (1, 68), (6, 11), (6, 12), (6, 24), (6, 26)}
     for level in (0, 1, 6, 41, 17, 255):
         for name in range(80):
             if (level, name) != (6, 35):
