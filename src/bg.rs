@@ -506,14 +506,8 @@ impl Bg {
             }
         });
         for c in wanted {
-            {
-                let mut b = c.lock_both();
-                if c.pressing.swap(false, SeqCst) {
-                    pump::hurry(&mut b);
-                } else {
-                    b.sw().leave();
-                }
-            }
+            // Who only sends must not wait until somebody reads what stands before a mark.
+            pump::hurry(&mut c.lock_both());
             self.stir(c);
             self.leave_ended(c);
             // What stands before a mark is in the way of the return, until somebody reads it.
@@ -625,7 +619,8 @@ impl Bg {
             let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
             if ready {
                 b.sw().leave();
-            } else if conn.peer().is_some() && conn.fulls.load(Relaxed) == 0 && chaos::hurries() {
+            } else if conn.peer().is_some() && flags & CLOSED == 0 && conn.fulls.load(Relaxed) == 0 && chaos::hurries()
+            {
                 // Megabytes to be repeated would only take time.
                 pump::hurry(&mut b);
             }

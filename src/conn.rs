@@ -142,8 +142,6 @@ pub struct Conn {
     pub visited: AtomicBool,
     /// Such a process asks its owner to bring it back to TCP.
     pub wanted: AtomicBool,
-    /// ... which is to be in a hurry.
-    pub pressing: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
     /// Up to where, counted as `rx_tcp`, the TCP stream is known to be the program's: for such processes.
@@ -244,7 +242,6 @@ impl Conn {
             &mut self.hold,
             &mut self.wanted,
             &mut self.hurry,
-            &mut self.pressing,
         ] {
             *b.get_mut() = false;
         }
@@ -528,6 +525,13 @@ impl Conn {
         to.fd.store(from.fd.load(Relaxed), Relaxed);
         to.fds.store(from.fds.load(Relaxed), Relaxed);
         to.former.store((&raw const *from).cast_mut(), SeqCst);
+    }
+
+    /// In a forked child, before it has threads: what was kept for the program is mapped here, too.
+    pub fn note_kept(&self) {
+        // SAFETY: nobody else is in this process; a thread of the parent that changes it meanwhile makes another number of it.
+        let id = unsafe { (*self.rx.get()).kept.id() };
+        self.local().kept.store(id, Relaxed);
     }
 
     /// Copies the paths into what others see.

@@ -246,7 +246,15 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
         RxPath::Draining if !rx.ring().kept.is_empty() => {
             ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got)
         }
-        RxPath::Ring | RxPath::RingFinal => {
+        // What was to be repeated will not be, if the connection has failed meanwhile.
+        RxPath::Returning if !conn.has_ended(END_EOF) => match peek && !trunc {
+            // What is peeked at now is repeated on TCP later.
+            true if rx.ring().waiting() > 0 => ring_peek(&mut rx, b, 0),
+            // The end is announced after the last byte.
+            _ if conn.fin_seen() && rx.ring().waiting() == 0 => failed(conn),
+            _ => Take::Empty,
+        },
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning => {
             if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
             }
@@ -260,10 +268,14 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             }
             ended(conn, &mut rx)
         }
-        // What is peeked at now is repeated on TCP later.
-        RxPath::Returning if peek && !trunc => ring_peek(&mut rx, b, 0),
-        RxPath::Returning => Take::Empty,
-        RxPath::Tcp => tcp_take(fd, conn, b, usize::MAX, flags),
+        RxPath::Tcp => {
+            let over = conn.fin_seen();
+            match tcp_take(fd, conn, b, usize::MAX, flags) {
+                // All that comes before the end was there.
+                Take::Empty if over => Take::End,
+                t => t,
+            }
+        }
         RxPath::Replay => {
             drop(rx);
             let mut both = conn.lock_both();
@@ -375,7 +387,7 @@ fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, c
 fn ended(conn: &Conn, rx: &mut Rx) -> Take {
     // The end is announced after the last byte, so bytes are looked for again after it was seen.
     if conn.fin_seen() || conn.has_ended(END_EOF | END_RDSHUT) {
-        if matches!(rx.path(), RxPath::Ring | RxPath::RingFinal) && rx.ring().waiting() > 0 {
+        if matches!(rx.path(), RxPath::Ring | RxPath::RingFinal | RxPath::Returning) && rx.ring().waiting() > 0 {
             return Take::Gone;
         }
         return failed(conn);

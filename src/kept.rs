@@ -1,6 +1,11 @@
 //! Bytes that were taken out of a TCP stream for somebody who gets them later.
 
 use crate::shm::{self, Map};
+use crate::side::Side;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The last number that a mapping got.
+static LAST: AtomicU32 = AtomicU32::new(0);
 
 /// Such bytes, in the order in which they came. To be [released](Kept::release), because it is copied freely.
 #[derive(Debug, Clone, Copy)]
@@ -9,11 +14,16 @@ pub struct Kept {
     cap: usize,
     start: usize,
     end: usize,
+    /// Which mapping it is: a child that was forked later has it, too. 0: it is a block of `side`'s.
+    id: u32,
+    side: *const Side,
+    page: u32,
 }
 
 impl Kept {
     /// None, and no memory.
-    pub const NONE: Kept = Kept { ptr: core::ptr::null_mut(), cap: 0, start: 0, end: 0 };
+    pub const NONE: Kept =
+        Kept { ptr: core::ptr::null_mut(), cap: 0, start: 0, end: 0, id: 0, side: core::ptr::null(), page: 0 };
 
     /// How many there are.
     #[inline]
@@ -27,6 +37,11 @@ impl Kept {
         self.end == self.start
     }
 
+    /// Which mapping they are in, of all that the process has made; 0: whoever has the rings mapped has them, too.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// All of them.
     pub fn bytes(&self) -> &[u8] {
         if self.ptr.is_null() {
@@ -36,20 +51,27 @@ impl Kept {
         unsafe { core::slice::from_raw_parts(self.ptr.add(self.start), self.len()) }
     }
 
-    /// Where the next `n` bytes are to be written, which [`Kept::added`] is to be told of. `None`: no memory.
-    pub fn room(&mut self, n: usize) -> Option<*mut u8> {
+    /// Where the next `n` bytes are to be written, which [`Kept::added`] is to be told of. `None`: no memory. A block of
+    /// `side`'s, if there is one, because children have that mapped; it must outlive what is kept.
+    pub fn room(&mut self, n: usize, side: Option<&Side>) -> Option<*mut u8> {
         let need = self.end.checked_add(n)?;
         if need > self.cap {
             let cap = need.max(64 << 10).checked_next_power_of_two()?;
-            let Map { base, .. } = shm::anon_shared(cap).ok()?;
+            let block = side.and_then(|s| Some((s, s.alloc_block(cap.trailing_zeros())?)));
+            let base = match block {
+                Some((s, page)) => s.block(page),
+                None => shm::anon_shared(cap).ok()?.base,
+            };
             // SAFETY: both mappings hold `end` bytes and do not overlap.
             unsafe {
                 if !self.ptr.is_null() {
                     core::ptr::copy_nonoverlapping(self.ptr, base, self.end);
                 }
-                self.unmap();
+                self.give_back();
             }
             (self.ptr, self.cap) = (base, cap);
+            (self.side, self.page) = block.map_or((core::ptr::null(), 0), |(s, page)| (s as *const Side, page));
+            self.id = if self.side.is_null() { LAST.fetch_add(1, Relaxed).wrapping_add(1).max(1) } else { 0 };
         }
         // SAFETY: `end <= cap`.
         Some(unsafe { self.ptr.add(self.end) })
@@ -77,14 +99,17 @@ impl Kept {
     /// Forgets them and gives the memory back. Of several copies only one may.
     pub fn release(&mut self) {
         // SAFETY: the caller's promise.
-        unsafe { self.unmap() };
+        unsafe { self.give_back() };
         *self = Kept::NONE;
     }
 
     /// # Safety
     /// Nothing may use the memory any more.
-    unsafe fn unmap(&self) {
-        if !self.ptr.is_null() {
+    unsafe fn give_back(&self) {
+        // SAFETY: the promise of who called `room`.
+        if let Some(side) = unsafe { self.side.as_ref() } {
+            side.free_block(self.page, self.cap.trailing_zeros());
+        } else if !self.ptr.is_null() {
             // SAFETY: mapped by `room`, with that length.
             unsafe { shm::unmap(Map { base: self.ptr, len: self.cap }) };
         }
@@ -101,7 +126,7 @@ mod tests {
         assert!(k.is_empty() && k.bytes().is_empty());
         let mut sent = Vec::new();
         for n in [1usize, 70_000, 3, 200_000] {
-            let at = k.room(n).expect("memory");
+            let at = k.room(n, None).expect("memory");
             let part: Vec<u8> = (0..n).map(|i| (i * 7 + n) as u8).collect();
             // SAFETY: `room` gave so much.
             unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), at, n) };

@@ -308,11 +308,19 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: size_t) -> 
 ///
 /// # Safety
 /// As for the call.
-pub unsafe fn splice(inp: c_int, _: *mut off64_t, out: c_int, _: *mut off64_t, _: size_t, _: c_uint) -> Outcome {
+pub unsafe fn splice(
+    inp: c_int,
+    offin: *mut off64_t,
+    out: c_int,
+    offout: *mut off64_t,
+    n: size_t,
+    flags: c_uint,
+) -> Outcome {
     if table::is_foreign(inp) && table::is_foreign(out) {
         return Outcome::Bypass;
     }
-    transfer::splice(inp, out)
+    // SAFETY: the caller's promise.
+    unsafe { transfer::splice(inp, offin, out, offout, n, flags) }
 }
 
 /// `shutdown(2)`.

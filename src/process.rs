@@ -309,6 +309,7 @@ pub fn fork_child() {
         let l = c.local();
         l.lock.reset_after_fork();
         l.clear_counts();
+        c.note_kept();
         l.watchers.store(0, Relaxed);
         l.managed.store(false, Relaxed);
         // The lists are the parent's; their memory is left alone, for a lock of the allocator's own may be
@@ -401,7 +402,8 @@ pub fn spawn_prepare() -> bool {
 /// Repeated bytes and what follows them are plain TCP to the kernel; nobody but it reads from now on.
 fn leave_to_kernel(c: &'static Conn) {
     let mut b = c.lock_both();
-    if c.phase() == Phase::Managed && b.sw().rx() == crate::switch::RxPath::Replay {
+    let ours = c.phase() == Phase::Managed || c.phase() == Phase::Away && visit::is_home(&mut b);
+    if ours && b.sw().rx() == crate::switch::RxPath::Replay {
         let n = b.sw().replay_missing() as usize;
         b.sw().took_tcp(n);
         drop(b);
@@ -488,6 +490,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
     for c in all.clone() {
         if c.is_inherited() {
             visit::settle(c);
+            leave_to_kernel(c);
         }
         let mut b = c.lock_both();
         match c.phase() {
@@ -506,8 +509,9 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
     for c in all.filter(|c| c.phase() == Phase::Managed) {
         await_home(c, until);
         leave_to_kernel(c);
+        let over = has_no_way_home(c);
         // The background thread makes it the kernel's again.
-        while c.phase() == Phase::Managed && now_ns() < until {
+        while c.phase() == Phase::Managed && !over && now_ns() < until {
             c.ask(ask::PUMP);
             // SAFETY: no preconditions.
             let _ = unsafe { sys!(libc::SYS_sched_yield) };
@@ -522,12 +526,30 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
         if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked) {
             // Its sender is gone, and who gets it cannot have the rest of the ring.
             let b = &mut c.lock_both();
-            if c.phase() == Phase::Managed && b.rx.ring().waiting() > 0 {
+            if c.phase() == Phase::Managed && (b.rx.ring().waiting() > 0 || c.has_ended(END_RESET)) {
                 pump::disconnect(c);
+            } else if c.phase() == Phase::Managed && c.has_ended(END_FAILED) {
+                // How it failed was told.
+                // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                let _ = unsafe { sys!(libc::SYS_shutdown, c.local().fd.load(Relaxed), libc::SHUT_RDWR) };
             }
         }
         c.why(why);
     }
+}
+
+/// Whether a connection that has ended stays what it is: the kernel does not know what the ring still holds, nor how it
+/// failed. If there is nothing of that it becomes the kernel's.
+fn has_no_way_home(c: &'static Conn) -> bool {
+    let mut b = c.lock_both();
+    if c.phase() != Phase::Managed || !c.has_ended(END_EOF) {
+        return false;
+    }
+    if c.has_ended(END_FAILED | END_RESET) || b.rx.ring().waiting() > 0 {
+        return true;
+    }
+    *b.sw() = crate::switch::Switch::new();
+    false
 }
 
 /// Before a message with control data is sent: connections among the fds in it come back to TCP, because

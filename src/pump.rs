@@ -33,10 +33,13 @@ fn advance(b: &mut Both) -> bool {
     for _ in 0..256 {
         let was = b.sw().tx();
         let coming_home = was != TxPath::Tcp || !b.sw().pending().is_empty();
+        let away = !matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay);
         let moved = start_mark(b) | flush(b, fd) | give(b, fd) | replay(b, fd) | receive(b, fd);
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let kept = b.rx.ring().kept.len() as u64;
-        let stepped = match b.sw().step(consumed, produced, kept) {
+        // What has ended cannot return.
+        let step = if conn.has_ended(END_EOF) { Ok(false) } else { b.sw().step(consumed, produced, kept) };
+        let stepped = match step {
             Ok(s) => s,
             Err(_) => {
                 reset(b);
@@ -58,6 +61,10 @@ fn advance(b: &mut Both) -> bool {
         }
         if b.sw().tx() == TxPath::Tcp {
             b.tx.ring().back.release();
+        }
+        if away && conn.has_ended(END_RDSHUT) && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
+            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+            let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_RD) };
         }
         // A direction that had ended in the ring ends in TCP now.
         if coming_home && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
@@ -248,9 +255,12 @@ fn take_back(b: &mut Both, fd: i32) -> bool {
     let want = b.sw().back_want();
     // It cannot be more than was ever sent.
     let most = BACK_MAX.min(b.tx.conn().tx_tcp.load(Relaxed));
+    let link = b.tx.conn().link.load(Acquire);
     let ring = b.tx.ring();
     let there = ring.back.len() as u64;
-    let to = if there + want > most { None } else { ring.back.room(want as usize) };
+    // SAFETY: links are never freed.
+    let side = unsafe { link.as_ref() }.map(|l| &l.side);
+    let to = if there + want > most { None } else { ring.back.room(want as usize, side) };
     let Some(to) = to else {
         reset(b);
         return true;

@@ -1,13 +1,13 @@
 //! `sendfile` and `splice` with a connection at one end.
 
-use crate::conn::Phase;
+use crate::conn::{Phase, END_EOF};
 use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::sys::{sys, Errno};
-use crate::{process, pump, table};
+use crate::{poll, process, pump, table, visit};
 use core::sync::atomic::Ordering::*;
-use libc::{c_int, c_void, off64_t};
+use libc::{c_int, c_uint, c_void, off64_t};
 
 const CHUNK: usize = 64 << 10;
 
@@ -113,7 +113,17 @@ fn end(done: usize, e: i32) -> Outcome {
 const TRIES: usize = 30;
 
 /// `splice(2)`: such a connection stays on, or returns to, TCP, where the kernel can move pages.
-pub fn splice(inp: c_int, out: c_int) -> Outcome {
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn splice(
+    inp: c_int,
+    offin: *mut off64_t,
+    out: c_int,
+    offout: *mut off64_t,
+    n: usize,
+    flags: c_uint,
+) -> Outcome {
     for c in [inp, out].into_iter().filter_map(table::conn) {
         for _ in 0..TRIES {
             if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
@@ -121,8 +131,22 @@ pub fn splice(inp: c_int, out: c_int) -> Outcome {
             }
             c.evidence.store(false, Relaxed);
             process::give_up(c, Why::Feature);
+            if c.phase() == Phase::Away && visit::is_home(&mut c.lock_both()) {
+                break;
+            }
         }
-        if matches!(c.phase(), Phase::Managed | Phase::Away) {
+        if c.phase() == Phase::Managed && c.has_ended(END_EOF) {
+            if table::conn(inp).is_some_and(|i| core::ptr::eq(i, c)) {
+                if offin.is_null() && offout.is_null() && is_pipe(out) {
+                    return splice_the_rest(inp, out, n, flags);
+                }
+            } else if let Some(e) = io::pending_error(out) {
+                return Outcome::Fail(e);
+            }
+            // What is sent to a peer that is gone is the kernel's affair.
+            continue;
+        }
+        if c.phase() == Phase::Managed || c.phase() == Phase::Away && !visit::is_home(&mut c.lock_both()) {
             // It could not be brought home: in the kernel's hands a mark or a frame would become the program's, or the
             // other way about.
             pump::reset(&mut c.lock_both());
@@ -130,4 +154,47 @@ pub fn splice(inp: c_int, out: c_int) -> Outcome {
         }
     }
     Outcome::Bypass
+}
+
+fn is_pipe(fd: c_int) -> bool {
+    // SAFETY: all-zero is a valid stat, which the call writes.
+    unsafe {
+        let mut st: libc::stat = core::mem::zeroed();
+        sys!(libc::SYS_fstat, fd, &mut st).is_ok() && st.st_mode & libc::S_IFMT == libc::S_IFIFO
+    }
+}
+
+/// What the ring of a peer that has gone still holds, and the end behind it, are not the kernel's to splice.
+fn splice_the_rest(inp: c_int, pipe: c_int, n: usize, flags: c_uint) -> Outcome {
+    const PIECE: usize = 4096;
+    let mut buf = [0u8; PIECE];
+    let mut done = 0;
+    while done < n {
+        let part = io::one(buf.as_mut_ptr().cast(), PIECE.min(n - done));
+        // SAFETY: `buf` is writable.
+        let got = match unsafe { io::recv(inp, &part, core::ptr::null_mut(), libc::MSG_PEEK) } {
+            Outcome::Done(0) => break,
+            Outcome::Done(got) => got as usize,
+            Outcome::Fail(e) => return end(done, e),
+            Outcome::Bypass => break,
+        };
+        // What has come is all that is waited for, and a page always fits where there is room.
+        let wait = flags & libc::SPLICE_F_NONBLOCK == 0 && done == 0;
+        match poll::wait_one(pipe, libc::POLLOUT, if wait { -1 } else { 0 }) {
+            Ok(0) => return end(done, libc::EAGAIN),
+            Ok(_) => {}
+            Err(e) => return end(done, e),
+        }
+        // SAFETY: `buf` holds `got` bytes.
+        match unsafe { sys!(libc::SYS_write, pipe, buf.as_ptr(), got) } {
+            Ok(k) => {
+                let part = io::one(buf.as_mut_ptr().cast(), k);
+                // SAFETY: `buf` is writable.
+                let _ = unsafe { io::recv(inp, &part, core::ptr::null_mut(), libc::MSG_DONTWAIT) };
+                done += k;
+            }
+            Err(e) => return end(done, e),
+        }
+    }
+    Outcome::Done(done as isize)
 }

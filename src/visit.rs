@@ -81,7 +81,7 @@ fn call_owner(c: &Conn) {
 /// Whether all that is to come, and to go, comes and goes by TCP.
 pub fn is_home(b: &mut Both) -> bool {
     let tx = b.tx.path() == TxPath::Tcp && !b.tx.pending();
-    tx && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay)
+    tx && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) && !b.rx.conn().awaits_fin()
 }
 
 /// Before a process that inherited `c` uses it. From then on only TCP serves it, until one process alone holds it.
@@ -137,11 +137,12 @@ pub fn look(c: &'static Conn) -> Look {
     };
     let owner_dead = process::is_dead(c.owner_pid);
     if owner_dead || c.has_ended(END_EOF) {
-        let kept = {
+        let (kept, given) = {
             let mut b = c.lock_both();
-            !b.rx.ring().kept.is_empty() || !b.tx.ring().back.is_empty()
+            (b.rx.ring().kept, !b.tx.ring().back.is_empty())
         };
-        if !kept && c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
+        let has_all = kept.is_empty() || kept.id() == 0 || kept.id() == c.local().kept.load(Relaxed);
+        if has_all && !given && c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
             go_on(c, owner_dead);
             return Look::Back;
         }
@@ -203,8 +204,6 @@ fn abandon(c: &'static Conn) {
 pub fn press(c: &'static Conn) {
     arrive(c);
     if c.phase() == Phase::Away {
-        // Nobody is going to read what stands before a mark.
-        c.pressing.store(true, SeqCst);
         call_owner(c);
     }
 }

@@ -142,6 +142,8 @@ impl Bg {
                 conn.lock_both().sw().disarm();
                 self.left_by_peer.insert((key(l), m.a));
                 self.unmanage(conn, Why::from_u8(m.b as u8));
+                // The program may have closed it meanwhile.
+                self.stir(conn);
             }
             kind::DETACH => match self.parked.remove(&(key(l), m.a)) {
                 Some(mut ring) => free_slot(l, m.a, &mut ring),
@@ -347,7 +349,8 @@ impl Bg {
     /// Both directions are on TCP: the connection is the kernel's again.
     pub(super) fn unmanage(&mut self, conn: &'static Conn, why: Why) {
         let mut b = conn.lock_both();
-        if conn.phase() != Phase::Managed || !b.sw().is_plain() {
+        if conn.phase() != Phase::Managed || !b.sw().is_plain() || conn.awaits_fin() {
+            // With the end that is still under way we are called again.
             return;
         }
         let fd = conn.local().fd.load(Relaxed);

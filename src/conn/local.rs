@@ -41,6 +41,8 @@ pub struct Local {
     pub submitted: AtomicBool,
     /// The upgrade whose memory is mapped in this process: by itself, or by a parent before the fork.
     pub mapped: AtomicU32,
+    /// What was kept of it when this process was forked; see [`crate::kept::Kept::id`].
+    pub kept: AtomicU32,
     /// An inherited connection whose rings this process uses itself, because the process that upgraded it
     /// cannot bring it back any more.
     pub direct: AtomicBool,

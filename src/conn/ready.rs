@@ -16,7 +16,14 @@ impl Conn {
         let mut rx = self.lock_rx();
         matches!(rx.path(), RxPath::Returning | RxPath::Replay)
             && self.is_mapped()
-            && crate::io::unread(&mut rx) >= lowat.max(1) as usize
+            && (crate::io::unread(&mut rx) >= lowat.max(1) as usize || self.fin_seen())
+    }
+
+    /// Whether the end that the peer has announced in the ring is the next thing to come by TCP, and has not come. (Behind
+    /// unread bytes it may have no room.)
+    pub fn awaits_fin(&self) -> bool {
+        let fd = self.local().fd.load(Relaxed);
+        self.fin_seen() && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0) && sys::poll_now(fd, libc::POLLRDHUP) == 0
     }
 
     /// Whether a receive would find `want` bytes now, or an end. Looks into the kernel where the bytes still come from TCP.
@@ -37,7 +44,7 @@ impl Conn {
                 let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
                 // The kernel's own `SO_RCVLOWAT` is 1 now.
                 let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32);
-                e != 0 && (want <= 1 || !few())
+                e != 0 && (want <= 1 || !few()) || rx.path() == RxPath::Tcp && self.fin_seen()
             }
             RxPath::Draining if rx.ring().kept.len() >= want => true,
             RxPath::Armed | RxPath::Draining => match crate::io::front(&mut rx) {
@@ -85,13 +92,18 @@ impl Conn {
         }
     }
 
-    /// Whether the end of the peer's direction stands in the TCP stream, behind bytes that are still unread.
-    fn fin_in_tcp(&self) -> bool {
+    /// What the kernel's socket says of ends, where what is read still comes from there: they may stand behind bytes that
+    /// are unread.
+    fn ends_in_tcp(&self) -> u32 {
         let on_tcp = {
             let rx = self.lock_rx();
             matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay)
         };
-        on_tcp && sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+        if on_tcp {
+            sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) as u32
+        } else {
+            0
+        }
     }
 
     /// Whether something can be written without waiting (or an error be had).
@@ -162,7 +174,8 @@ impl Conn {
             r |= OUT;
         }
         let end = self.end.load(Acquire);
-        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || mask & HANGUPS != 0 && self.fin_in_tcp();
+        let ends = self.ends_in_tcp();
+        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || mask & HANGUPS & ends != 0;
         if rxfin {
             r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
         }
@@ -182,6 +195,8 @@ impl Conn {
                 // It came after the first looks above.
                 r |= hung | HANGUPS | mask & (IN | OUT);
             }
+        } else {
+            r |= ends & (libc::EPOLLERR | libc::EPOLLHUP) as u32;
         }
         if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
             r |= libc::EPOLLHUP as u32;

@@ -200,7 +200,9 @@ pub fn drain(rx: &mut Rx) -> bool {
         if n == 0 {
             return any;
         }
-        let Some(to) = rx.ring().kept.room(n) else { return any };
+        // SAFETY: links are never freed.
+        let side = unsafe { conn.link.load(Acquire).as_ref() }.map(|l| &l.side);
+        let Some(to) = rx.ring().kept.room(n, side) else { return any };
         // SAFETY: `room` has given so much.
         let got = unsafe { sys::recv(conn.local().fd.load(Relaxed), to.cast(), n, libc::MSG_DONTWAIT) };
         let Ok(got @ 1..) = got else { return any };

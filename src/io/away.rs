@@ -55,6 +55,10 @@ pub(super) fn recv_away(
         if conn.phase() != Phase::Away {
             return Step::Again;
         }
+        if b.len() == 0 && visit::is_home(&mut conn.lock_both()) {
+            // Nothing is taken, so the kernel may say what comes of it.
+            return Step::Return(Outcome::Bypass);
+        }
         if !may_wait && visit::is_home(&mut conn.lock_both()) {
             // All that is there has been looked at.
             return match take(fd, conn, *b, flags) {

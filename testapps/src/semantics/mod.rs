@@ -13,6 +13,7 @@ mod found;
 mod handlers;
 mod images;
 mod procs;
+mod returns;
 mod signals;
 mod surface;
 mod threads;
@@ -45,6 +46,7 @@ fn all() -> Vec<Check> {
         surface::CHECKS,
         environs::CHECKS,
         unread::CHECKS,
+        returns::CHECKS,
     ];
     lists.concat()
 }

@@ -22,11 +22,11 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Bytes that the peer leaves unread.
-const OURS: usize = 2000;
+pub(super) const OURS: usize = 2000;
 
 /// A new connection on which `n` bytes have come that are not read, but for a few, and on which the peer has not read
 /// what we have sent. In the meantime it may have left TCP.
-fn unread(cx: &mut Cx, n: usize) -> Res {
+pub(super) fn unread(cx: &mut Cx, n: usize) -> Res {
     const READ: usize = 30;
     cx.renew()?;
     cx.post(Op::SendBits, 20, (n + READ) as u64 / 20, 500)?;
@@ -43,7 +43,7 @@ fn unread(cx: &mut Cx, n: usize) -> Res {
 }
 
 /// Nothing of that takes long where both ends are at work.
-fn quick(since: Instant) -> Res {
+pub(super) fn quick(since: Instant) -> Res {
     ensure!(since.elapsed() < Duration::from_millis(2500), "it took {:?}", since.elapsed());
     Ok(())
 }
