@@ -378,6 +378,16 @@ impl Conn {
         pid != 0 && pid != crate::process::pid()
     }
 
+    /// How large its ring may become. Over RDMA, where memory is registered and the way is short, less is enough.
+    pub fn ring_limit(&self) -> usize {
+        let cap = self.ring_cap.load(Relaxed);
+        if self.remote_pid.load(Relaxed) == 0 {
+            return cap;
+        }
+        let c = crate::config::get();
+        cap.min((c.ring_max / 4).max(c.ring_bytes))
+    }
+
     /// Tells a peer on another host what has changed in our slot.
     #[inline]
     pub fn flush(&self) {

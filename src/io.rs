@@ -28,14 +28,14 @@ mod away;
 mod held;
 mod raw;
 mod wait;
-use armed::{armed_front, armed_peek, ring_peek};
+use armed::{armed_front, armed_peek, armed_rest, ring_peek};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use held::hold;
 pub use held::release;
 pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{pause, recv_raw, send_raw};
-use wait::wait;
+use wait::{is_dry, wait};
 
 /// Whether no program's memory can lie at this address.
 pub fn is_nowhere(at: usize) -> bool {
@@ -57,7 +57,10 @@ pub const MOST: usize = 0x7fff_f000;
 
 impl<'a> Bufs<'a> {
     fn new(iov: &'a [iovec]) -> Bufs<'a> {
-        let all = iov.iter().fold(0usize, |n, v| n.saturating_add(v.iov_len));
+        let all = match iov {
+            [one] => one.iov_len,
+            many => many.iter().fold(0usize, |n, v| n.saturating_add(v.iov_len)),
+        };
         Bufs { iov, skip: 0, end: all.min(MOST) }
     }
 
@@ -88,7 +91,11 @@ impl<'a> Bufs<'a> {
     /// address space. (Other bad addresses are not told from good ones without a system call: they fault here
     /// instead of giving `EFAULT`.)
     fn is_nowhere(&self) -> bool {
-        self.iov.iter().any(|v| is_nowhere(v.iov_base as usize) && v.iov_len > 0)
+        let bad = |v: &iovec| is_nowhere(v.iov_base as usize) && v.iov_len > 0;
+        match self.iov {
+            [one] => bad(one),
+            many => many.iter().any(bad),
+        }
     }
 
     fn len(&self) -> usize {
@@ -319,6 +326,9 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                     };
                     Take::Got(got + rest)
                 }
+                Take::Got(got) if got == n && !peek => {
+                    Take::Got(got + armed_rest(fd, conn, &mut rx, b.after(got), flags))
+                }
                 t => t,
             },
             (at @ (Front::Mark | Front::Part(_)), _) => {
@@ -470,6 +480,11 @@ fn recv_managed(
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
                     _ => return Step::Return(Outcome::Fail(e)),
                 },
+            }
+        }
+        if may_wait && is_dry(conn, want) {
+            if let Err(e) = wait(fd, conn, Some(want), deadline, b.skip > 0, since) {
+                return Step::Return(Outcome::Fail(e));
             }
         }
         match take(fd, conn, *b, flags) {
@@ -639,6 +654,10 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
         return Put::Sent(b.len());
     }
+    if conn.remote().is_some() {
+        // What fills most of a ring has to wait for the reader's word, which needs a write of its own.
+        while tx.ring().is_small_for(b.len()) && tx.ring().grow(conn.ring_limit()) {}
+    }
     let mut n = 0;
     'parts: for (p, len) in b.parts() {
         let mut at = 0;
@@ -646,7 +665,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
             // SAFETY: the program's buffer, as it gave it.
             match unsafe { tx.ring().write(p.add(at), (len - at).min(PIECE - n)) } {
                 Ok(0) => {
-                    if !tx.ring().grow(conn.ring_cap.load(Relaxed)) {
+                    if !tx.ring().grow(conn.ring_limit()) {
                         break 'parts;
                     }
                 }
@@ -688,7 +707,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
                 conn.in_sight();
                 let last = n >= b.len();
                 if !(last && hold(conn, n, flags)) {
-                    conn.tell_peer(WANT_RX, FUTEX_RX);
+                    conn.tell_sent();
                 }
                 if last {
                     return Step::Return(Outcome::Done(n as isize));

@@ -205,6 +205,7 @@ fn say_goodbye() {
         // SAFETY: no preconditions.
         let _ = unsafe { sys!(libc::SYS_sched_yield) };
     }
+    link::each_remote(|r| r.log_counts());
 }
 
 /// Asks the kernel how much went through a connection that is not counted call by call. `fd`: one of its numbers.

@@ -14,7 +14,7 @@ use core::ffi::{c_char, c_int, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 4;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -111,6 +111,8 @@ pub struct Limits {
     pub writes: u32,
     /// Most bytes of an [`INLINE`] write.
     pub inline: u32,
+    /// Whether the device has no hardware behind it: then a write is done by whoever posts it.
+    pub software: u32,
 }
 
 /// What a connection attempt, a connection or a device has come to.
@@ -178,6 +180,8 @@ pub struct Options {
     pub device: [c_char; 64],
     /// Whether devices without hardware may be used.
     pub software: u32,
+    /// Index of the address (GID) of the device from which connections are begun; -1: the one that they have for TCP.
+    pub gid_index: i32,
     /// Gives an fd of the provider's a number out of the program's way, and returns it.
     pub place: extern "C" fn(c_int) -> c_int,
     /// An fd that `place` has returned is about to be closed.
@@ -230,6 +234,9 @@ pub struct Api {
     pub poll: unsafe extern "C" fn(*mut c_void, *mut Done, c_int) -> c_int,
     /// Asks for an event at the next completion; the last argument: only one that is solicited or failed.
     pub arm: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
+    /// Finds out by which device and port, and from which address, a peer's address is reached: written as text.
+    /// The length is in the last argument.
+    pub way: unsafe extern "C" fn(*const [u8; 16], *mut c_char, *mut usize) -> c_int,
     /// Writes a description of devices, ports, addresses and limits, for people. Returns its length.
     pub describe: unsafe extern "C" fn(*mut c_char, usize) -> usize,
 }

@@ -24,14 +24,15 @@ use crate::sync::Lock;
 use crate::sys::SysResult;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 mod guard;
 mod poll;
 mod post;
 
 pub use guard::{
-    before_sleep, hear, hear_in, interrupted, leave_set, link_is, rouse, Asleep, Looks, Place, CHANNELS as GUARDED,
+    before_sleep, hear, hear_in, interrupted, leave_set, link_is, renew_call_set, rouse, Asleep, Looks, Place, BELL,
+    CHANNEL, CHANNELS as GUARDED,
 };
 pub(crate) use poll::{count, reset_after_fork};
 pub use poll::{progress, spun};
@@ -46,6 +47,11 @@ const RESERVE: u64 = 16;
 const TELL_AFTER: u64 = 64;
 /// Writes of one connection's bytes that may be under way; what is sent meanwhile goes with the next.
 const IN_FLIGHT: u16 = 4;
+/// While so many are, less than a [`Gather`]'s worth waits for one of them to be done; while fewer are, if the last
+/// gives a completion.
+const GATHER_FROM: u16 = 2;
+/// A write of so many bytes always gives a completion.
+const LARGE: u64 = 32 << 10;
 /// The longest single write: the receiver hears of its bytes when all have come.
 const PIECE: u64 = 256 << 10;
 /// Memory is registered in pieces of this size.
@@ -157,6 +163,24 @@ impl Bits {
     }
 }
 
+/// How small sends are gathered while writes are under way: see [`Remote::sent`].
+#[derive(Clone, Copy)]
+struct Gather {
+    /// So many bytes are worth a write of their own.
+    bytes: u64,
+    /// For so long after a write nobody looks whether it is done, if less than that is to be sent ...
+    quiet_ns: i64,
+    /// ... and after so long the background thread does.
+    look_ns: i64,
+}
+
+impl Gather {
+    /// A device works while the program gathers.
+    const HARDWARE: Gather = Gather { bytes: 8 << 10, quiet_ns: 5_000, look_ns: 20_000 };
+    /// A write is done by the processor of whoever posts it, and costs much more than a copy.
+    const SOFTWARE: Gather = Gather { bytes: 2 * PIECE, quiet_ns: 100_000, look_ns: 200_000 };
+}
+
 /// How far one of our slots has been copied to the peer.
 #[derive(Clone, Copy, Default)]
 struct Copied {
@@ -171,8 +195,10 @@ struct Copied {
     /// What was said last.
     consumed: u64,
     goal: u64,
-    /// Writes of its bytes under way, and the number of the last write that concerns it.
+    /// Writes of its bytes under way, whether the last of them gives a completion, and the number of the last write
+    /// that concerns it.
     in_flight: u16,
+    signaled: bool,
     last: u64,
 }
 
@@ -183,8 +209,11 @@ struct Post {
     done: u64,
     /// Writes posted since the last that gives a completion.
     silent: u32,
-    /// Receives of the peer used, ever; all writes use one.
+    /// Notes written, ever.
     notes: u64,
+    /// Calls that posted writes, and writes that give a completion.
+    calls: u64,
+    signaled: u64,
     /// Whose bytes each write carries, `u16::MAX`: nobody's.
     whose: [u16; WRITES],
     copied: [Copied; SLOTS],
@@ -196,6 +225,11 @@ struct Poll {
     taken: u64,
     posted: u64,
     notes: u64,
+    /// Receives used up that are not posted again yet.
+    used: u32,
+    /// How often completions were looked for, and the queue was armed.
+    looks: u64,
+    armed: u64,
 }
 
 /// See the module's documentation. Lies in zeroed memory of its own, which is given back with the link.
@@ -211,6 +245,15 @@ pub struct Remote {
     pub channel: Channel,
     inline: u32,
     writes: u64,
+    gather: Gather,
+    /// A timer for the background thread, which then looks whether writes are done that nobody looks at meanwhile;
+    /// -1: there is none, and nobody relies on it.
+    timer: AtomicI32,
+    /// It is set.
+    quiet: AtomicBool,
+    /// When a connection's bytes were posted last that give a completion, and how far those of each slot were.
+    posted_at: AtomicI64,
+    posted_to: [AtomicU64; SLOTS],
     /// Our segment, and the mirror of the peer's.
     seg: *mut u8,
     mirror: *mut u8,
@@ -334,6 +377,8 @@ impl Half {
             (*remote).token = token;
             (api.channel)(id, &raw mut (*remote).channel);
             (*remote).inline = limits.inline;
+            (*remote).gather = if limits.software != 0 { Gather::SOFTWARE } else { Gather::HARDWARE };
+            (*remote).timer = AtomicI32::new(-1);
             (*remote).writes = u64::from(limits.writes).min(WRITES as u64);
             (*remote).seg = side.base();
             (*remote).mirror = mirror.base;
@@ -377,7 +422,12 @@ impl Half {
 /// # Safety
 /// Nothing may use it any more.
 pub unsafe fn free(r: *mut Remote) {
-    // SAFETY: the caller's promise; `Half::new` mapped it with this size.
+    // SAFETY: the caller's promise.
+    let timer = unsafe { (*r).timer.load(Relaxed) };
+    if timer >= 0 {
+        crate::sys::close(timer);
+    }
+    // SAFETY: as above; `Half::new` mapped it with this size.
     unsafe { shm::unmap(Map { base: r.cast(), len: size_of::<Remote>() }) };
 }
 
@@ -464,6 +514,7 @@ impl Remote {
     /// Ends the queue pair. Only for the background thread.
     pub fn close(&self) {
         self.failed.store(true, SeqCst);
+        self.log_counts();
         let _p = self.poll_lock.lock();
         let _q = self.post_lock.lock();
         let id = self.id.swap(core::ptr::null_mut(), AcqRel);
@@ -474,6 +525,33 @@ impl Remote {
                 (self.api().close)(id);
             }
         }
+    }
+
+    /// What the link has cost so far, for who measures.
+    pub fn log_counts(&self) {
+        let p_guard = self.poll_lock.lock();
+        let q_guard = self.post_lock.lock();
+        // SAFETY: guarded by the locks.
+        let (p, q) = unsafe { (&*self.post.get(), &*self.poll.get()) };
+        crate::log::log(
+            crate::log::Level::Debug,
+            format_args!(
+                "verbs: {} writes in {} calls ({} notes, {} with a completion), {} came, {} looks, {} times armed",
+                p.posted, p.calls, p.notes, p.signaled, q.taken, q.looks, q.armed
+            ),
+        );
+        drop((q_guard, p_guard));
+        self.work();
+    }
+
+    /// Makes the timer by which the background thread looks for writes that are done, and returns it.
+    pub fn make_timer(&self) -> Option<i32> {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: no preconditions.
+        let fd = unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) }.ok()?;
+        let fd = crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd as i32));
+        self.timer.store(fd, SeqCst);
+        Some(fd)
     }
 
     /// Takes a message for the background thread.

@@ -139,6 +139,12 @@ impl TxRing {
         next > self.cap && self.announce(next.trailing_zeros())
     }
 
+    /// Whether so many bytes at a time fill more than half of it.
+    #[inline]
+    pub fn is_small_for(&self, len: usize) -> bool {
+        len as u64 > self.cap / 2
+    }
+
     /// Whether [`TxRing::grow`] up to `max` bytes may succeed.
     pub fn can_grow(&self, max: usize) -> bool {
         self.cap < max as u64 && ((self.geo_count - self.geo_first) as usize) < GEOS - 1

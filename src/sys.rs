@@ -167,7 +167,10 @@ pub fn pid() -> u32 {
 }
 
 /// Keeps `errno` as it is, and the thread from being cancelled: for the few calls into libraries.
-pub struct Kept(i32, c_int);
+pub struct Kept(*mut c_int, c_int, c_int);
+
+/// Instead of a cancel state.
+const NOBODY: c_int = -1;
 
 extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
@@ -180,8 +183,14 @@ impl Kept {
         let mut state = 0;
         // SAFETY: the thread's own variables; 1 is PTHREAD_CANCEL_DISABLE.
         unsafe {
-            pthread_setcancelstate(1, &mut state);
-            Kept(*libc::__errno_location(), state)
+            if crate::process::has_threads() {
+                pthread_setcancelstate(1, &mut state);
+            } else {
+                // Nobody could cancel it.
+                state = NOBODY;
+            }
+            let errno = libc::__errno_location();
+            Kept(errno, *errno, state)
         }
     }
 }
@@ -190,8 +199,10 @@ impl Drop for Kept {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe {
-            *libc::__errno_location() = self.0;
-            pthread_setcancelstate(self.1, &mut self.1);
+            *self.0 = self.1;
+            if self.2 != NOBODY {
+                pthread_setcancelstate(self.2, &mut self.2);
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ fn main() {
     let lib = lib.canonicalize().unwrap_or_else(|e| die(&format!("{}: {e}", lib.display())));
     let setting = Setting::new(lib).unwrap_or_else(|e| die(&e));
     if verbs {
-        let rows = run::verbs(&setting, |n| if quick { n / 8 } else { n });
+        let rows = run::verbs(&setting, &only, |n| if quick { n / 8 } else { n });
         setting.clean();
         let rows = rows.unwrap_or_else(|e| die(&e));
         if let Some(f) = json_file {

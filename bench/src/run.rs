@@ -184,7 +184,7 @@ fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
 }
 
 /// The RDMA table: what sockets do over TCP and over the `verbs` link, beside a queue pair alone. Rows as JSON.
-pub fn verbs(s: &Setting, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, String> {
+pub fn verbs(s: &Setting, only: &str, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, String> {
     println!("{:<22} {:>12} {:>12} {:>12} {:>10}", "", "kernel TCP", "raw verbs", "ringsock", "of raw");
     let mut rows = Vec::new();
     for (kind, size, n, metric, unit) in [
@@ -194,6 +194,10 @@ pub fn verbs(s: &Setting, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, 
         ("stream", 1 << 10, 60_000, "bytes", "MB/s"),
         ("stream", 64 << 10, 4_000, "bytes", "MB/s"),
     ] {
+        let name = format!("{kind} {size}, {unit}");
+        if !name.contains(only) {
+            continue;
+        }
         let one = |kind: &str, second: bool| -> Result<f64, String> {
             // Long enough for the link to be there before anything is measured.
             let job = Job { kind: kind.into(), size, count: count(n), warm: 20_000 };
@@ -202,7 +206,6 @@ pub fn verbs(s: &Setting, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, 
             once(&c, s, second)?[metric].as_f64().ok_or(format!("no {metric}"))
         };
         let (tcp, raw, ours) = (one(kind, false)?, one(&format!("raw-{kind}"), false)?, one(kind, true)?);
-        let name = format!("{kind} {size}, {unit}");
         println!("{name:<22} {tcp:>12.1} {raw:>12.1} {ours:>12.1} {:>10.2}", ours / raw);
         rows.push(json!({ "kind": kind, "size": size, "unit": unit, "tcp": tcp, "raw": raw, "ringsock": ours }));
     }

@@ -63,7 +63,7 @@ impl End {
             fd
         }
         extern "C" fn release(_: c_int) {}
-        let mut o = Options { device: [0; 64], software: 1, place, release, why: [0; 128] };
+        let mut o = Options { device: [0; 64], software: 1, gid_index: -1, place, release, why: [0; 128] };
         // SAFETY: `o` is valid.
         let ctx = unsafe { (api.start)(&mut o) };
         if ctx.is_null() {

@@ -162,7 +162,8 @@ impl Bg {
                     fdhigh::forget(fd);
                 }
                 let software = c.links.verbs_named.into();
-                let mut o = Options { device: [0; 64], software, place, release, why: [0; 128] };
+                let gid_index = c.gid_index.map_or(-1, i32::from);
+                let mut o = Options { device: [0; 64], software, gid_index, place, release, why: [0; 128] };
                 for (to, b) in o.device.iter_mut().zip(c.device.as_bytes().iter().take(63)) {
                     *to = *b as libc::c_char;
                 }
@@ -347,6 +348,9 @@ impl Bg {
         let now = now_ns();
         for l in self.links.clone() {
             let Some(r) = l.remote() else { continue };
+            if rang {
+                r.end_quiet();
+            }
             self.hear_remote(l, r);
         }
         self.rdma_look_again(now);
@@ -551,6 +555,9 @@ impl Bg {
             if !remote::link_is(api, r.channel, true) {
                 self.lost(l);
                 return None;
+            }
+            if let Some(fd) = r.make_timer() {
+                self.watch(fd, token::VERBS, libc::EPOLLIN | libc::EPOLLET);
             }
             self.hear_remote(l, r);
         }

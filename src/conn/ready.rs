@@ -115,7 +115,7 @@ impl Conn {
         match tx.path() {
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring => {
-                let cap_known = self.ring_cap.load(Relaxed);
+                let cap_known = self.ring_limit();
                 let ring = tx.ring();
                 let nospace = self.nospace.load(Relaxed);
                 if !nospace {

@@ -65,6 +65,19 @@ impl Conn {
         }
     }
 
+    /// Bytes that a program has sent were published for the peer: as [`Conn::tell_peer`], but what goes to another
+    /// host may gather for a moment.
+    #[inline]
+    pub fn tell_sent(&self) {
+        match self.remote() {
+            Some(r) => {
+                full_fence();
+                r.sent(self.slot.load(Relaxed));
+            }
+            None => self.tell_peer(WANT_RX, FUTEX_RX),
+        }
+    }
+
     #[cold]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
         if self.is_foreign() {

@@ -265,3 +265,28 @@ fn an_end_after_a_return_is_the_kernels() {
     table::take(fd);
     conn.set_phase(Phase::Closed);
 }
+
+/// What is looked at window by window, because another host's mark may stand anywhere, is received at once.
+#[test]
+fn a_receive_gives_more_than_one_window() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    conn.remote_pid.store(crate::process::pid(), SeqCst);
+    const MANY: usize = 20_000;
+    theirs.write_all(&[7; MANY]).unwrap();
+    while sys::ioctl_int(fd, libc::FIONREAD) != Ok(MANY as i32) {
+        std::thread::yield_now();
+    }
+    let mut buf = [0u8; MANY];
+    let iov = one(buf.as_mut_ptr().cast(), buf.len());
+    match take(fd, conn, Bufs::new(&iov), 0) {
+        Take::Got(n) => assert_eq!(n, MANY),
+        _ => panic!("nothing"),
+    }
+    assert_eq!(buf, [7; MANY]);
+    conn.remote_pid.store(0, SeqCst);
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}

@@ -52,13 +52,13 @@ pub(super) fn wait(
         let place = if conn.remote().is_some() { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
-        if !conn.is_managed() || want.map_or_else(|| conn.writable(), |n| conn.takeable(n)) {
+        if !conn.is_managed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n)) {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
             break Err(libc::EAGAIN);
         }
-        let guards = (!asleep.fds().is_empty()).then(|| Guarding::new(&asleep));
+        let guards = (!asleep.fds().is_empty()).then(|| Guarding::new(&asleep, deadline));
         let mut if_left = || {
             asleep.end();
             woken(conn, bits, count);
@@ -99,15 +99,60 @@ fn woken(conn: &Conn, bits: u32, count: &AtomicU32) {
 }
 
 /// What a thread sleeps on that is the guard of the completion channels: the channels, and a bell.
-struct Guarding {
+enum Guarding {
+    /// A set of them: without a deadline, because sets count in milliseconds.
+    Set {
+        set: c_int,
+        bell: u32,
+    },
+    List(List),
+}
+
+impl Guarding {
+    fn new(asleep: &remote::Asleep, deadline: i64) -> Guarding {
+        match asleep.set() {
+            Some(set) if deadline == 0 => Guarding::Set { set, bell: asleep.bell() },
+            _ => Guarding::List(List::new(asleep)),
+        }
+    }
+
+    fn sleep(self, deadline: i64, how: Sleep) -> sys::SysResult {
+        match self {
+            Guarding::Set { set, bell } => sleep_in(set, bell, how),
+            Guarding::List(l) => l.sleep(deadline, how),
+        }
+    }
+}
+
+fn sleep_in(set: c_int, bell: u32, how: Sleep) -> sys::SysResult {
+    /// Somebody is in the set, or has left it by a handler, and perhaps taken an event along.
+    static INSIDE: AtomicBool = AtomicBool::new(false);
+    if INSIDE.swap(true, Relaxed) {
+        remote::renew_call_set();
+    }
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+    let args = [set as usize, events.as_mut_ptr() as usize, events.len(), -1i32 as usize, 0, 8];
+    // SAFETY: `events` is writable, and outlives the call.
+    let r = unsafe { signals::sleep(libc::SYS_epoll_pwait, args, how) };
+    for e in &events[..r.unwrap_or(0).min(2)] {
+        match e.u64 {
+            remote::BELL => bell::clear(bell),
+            _ => remote::hear(),
+        }
+    }
+    INSIDE.store(false, Relaxed);
+    r
+}
+
+struct List {
     fds: [libc::pollfd; remote::GUARDED + 1],
     n: usize,
     bell: u32,
 }
 
-impl Guarding {
-    fn new(asleep: &remote::Asleep) -> Guarding {
-        let mut g = Guarding {
+impl List {
+    fn new(asleep: &remote::Asleep) -> List {
+        let mut g = List {
             fds: [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; remote::GUARDED + 1],
             n: asleep.fds().len() + 1,
             bell: asleep.bell(),
@@ -158,6 +203,12 @@ fn futex_sleep(words: [(*const AtomicU32, u32); 2], slices: bool, deadline: i64,
     let args = [words[0].0 as usize, libc::FUTEX_WAIT as usize, words[0].1 as usize, &raw const ts as usize, 0, 0];
     // SAFETY: as above.
     unsafe { signals::sleep(libc::SYS_futex, args, how) }
+}
+
+/// Whether a receive has to wait for another host, as far as can be told without a lock.
+#[inline]
+pub(super) fn is_dry(conn: &Conn, want: u32) -> bool {
+    conn.remote().is_some() && conn.reads_ring() && conn.end.load(Relaxed) == 0 && !quickly_readable(conn, want)
 }
 
 /// Without the lock where the ring tells.

@@ -68,9 +68,18 @@ struct State {
     /// Changes whenever the holder does.
     generation: u32,
     rest_until: i64,
+    /// Events of channels that were read.
+    heard: u32,
     /// What wakes a guard in a blocking call besides the channels.
     bell: Option<u32>,
+    /// A set of the bell ([`BELL`]) and all channels ([`CHANNEL`]), for blocking calls; -1: there is none.
+    call_set: c_int,
 }
+
+/// Under what bell and channels are in the set for blocking calls.
+pub const BELL: u64 = 0;
+/// See [`BELL`].
+pub const CHANNEL: u64 = 1;
 
 struct Guard {
     lock: Lock,
@@ -90,7 +99,9 @@ const FRESH: State = State {
     present: 0,
     generation: 0,
     rest_until: 0,
+    heard: 0,
     bell: None,
+    call_set: -1,
 };
 
 static GUARD: Guard = Guard { lock: Lock::new(), state: UnsafeCell::new(FRESH) };
@@ -116,7 +127,11 @@ fn with<R>(f: impl FnOnce(&mut State) -> R) -> R {
 }
 
 fn epoll(epfd: c_int, op: c_int, fd: c_int, token: u64) {
-    let ev = epoll_event { events: libc::EPOLLIN as u32, u64: token };
+    epoll_for(libc::EPOLLIN, epfd, op, fd, token);
+}
+
+fn epoll_for(events: c_int, epfd: c_int, op: c_int, fd: c_int, token: u64) {
+    let ev = epoll_event { events: events as u32, u64: token };
     // SAFETY: `ev` is readable.
     let _ = unsafe { sys!(libc::SYS_epoll_ctl, epfd, op, fd, &ev) };
 }
@@ -147,6 +162,28 @@ impl State {
         }
     }
 
+    fn make_call_set(&mut self) {
+        let Some(bell) = self.bell else { return };
+        // SAFETY: no preconditions.
+        let Ok(fd) = (unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }) else { return };
+        self.call_set = crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd as c_int));
+        epoll(self.call_set, libc::EPOLL_CTL_ADD, crate::bell::fd(bell), BELL);
+        for fd in self.fds() {
+            epoll(self.call_set, libc::EPOLL_CTL_ADD, fd, CHANNEL);
+        }
+        self.renew_call_set();
+    }
+
+    /// What the set for blocking calls has not reported, or has reported and nobody heard, it reports again. Where
+    /// there is one queue only an event is news even if an older one has not been read, and edges are cheaper.
+    fn renew_call_set(&self) {
+        let alone = self.channels[..self.count].iter().map(|(_, links)| links).sum::<u32>() == 1;
+        let events = libc::EPOLLIN | if alone { libc::EPOLLET } else { 0 };
+        for fd in self.fds() {
+            epoll_for(events, self.call_set, libc::EPOLL_CTL_MOD, fd, CHANNEL);
+        }
+    }
+
     fn give_background(&mut self) {
         let (epfd, token) = crate::bg::channels_place();
         self.give(BACKGROUND, epfd, token);
@@ -164,7 +201,10 @@ impl State {
             return false;
         }
         if let Place::Call(_) = place {
-            self.bell = self.bell.or_else(crate::bell::alloc);
+            if self.bell.is_none() {
+                self.bell = crate::bell::alloc();
+                self.make_call_set();
+            }
             if self.bell.is_none() {
                 return false;
             }
@@ -193,9 +233,15 @@ pub struct Asleep {
     fds: [c_int; CHANNELS],
     count: usize,
     bell: u32,
+    set: Option<c_int>,
 }
 
 impl Asleep {
+    /// The set of channels and bell, for the guard that sleeps in a blocking call.
+    pub fn set(&self) -> Option<c_int> {
+        self.set
+    }
+
     /// The channels' fds, for the guard that sleeps outside of epoll sets; nothing for others.
     pub fn fds(&self) -> &[c_int] {
         &self.fds[..self.count]
@@ -300,6 +346,7 @@ pub fn before_sleep(place: Place) -> Asleep {
             CALLER_TID.store(tid(), Relaxed);
             CALLER_BELL.store(s.bell.unwrap_or(0), Relaxed);
             CALLER.store((c as *const Conn).cast_mut(), SeqCst);
+            asleep.set = (s.call_set >= 0).then_some(s.call_set);
         }
     });
     if asleep.leads {
@@ -349,13 +396,18 @@ fn take_events() -> bool {
         for (c, _) in &s.channels[..s.count] {
             let mut token = 0;
             // SAFETY: the channel of a link that is not closed yet.
-            if unsafe { (api.heard)(c.handle, &mut token) } == 1 {
+            while unsafe { (api.heard)(c.handle, &mut token) } == 1 {
                 any = true;
                 link::each_remote(|r| {
                     if r.token == token {
                         r.armed.store(0, SeqCst);
                     }
                 });
+                // A queue that was armed for more has given two, now and then.
+                s.heard = s.heard.wrapping_add(1);
+                if !s.heard.is_multiple_of(64) {
+                    break;
+                }
             }
         }
         any
@@ -376,6 +428,11 @@ pub fn is_watched() -> bool {
         crate::bell::ring(0);
     }
     false
+}
+
+/// The set for blocking calls was left in the middle: see [`State::renew_call_set`].
+pub fn renew_call_set() {
+    with(|s| s.renew_call_set());
 }
 
 /// Whether anybody sleeps.
@@ -415,7 +472,9 @@ pub fn link_is(api: &'static Api, channel: Channel, up: bool) -> bool {
             (Some(i), false) => {
                 s.channels[i].1 -= 1;
                 if s.channels[i].1 == 0 {
-                    epoll(epfd, libc::EPOLL_CTL_DEL, channel.fd, 0);
+                    for set in [epfd, s.call_set] {
+                        epoll(set, libc::EPOLL_CTL_DEL, channel.fd, 0);
+                    }
                     s.count -= 1;
                     s.channels[i] = s.channels[s.count];
                 }
@@ -424,10 +483,12 @@ pub fn link_is(api: &'static Api, channel: Channel, up: bool) -> bool {
                 s.channels[s.count] = (channel, 1);
                 s.count += 1;
                 epoll(epfd, libc::EPOLL_CTL_ADD, channel.fd, token);
+                epoll(s.call_set, libc::EPOLL_CTL_ADD, channel.fd, CHANNEL);
             }
             (None, true) => return false,
             (None, false) => {}
         }
+        s.renew_call_set();
         true
     });
     watch_all();
@@ -490,11 +551,13 @@ impl Looks {
         let same = core::mem::replace(&mut self.turns, turns) == turns;
         if PRESENT.load(SeqCst) > 0 {
             self.idle = 0;
-            self.pause = if same { (self.pause * 2).max(Self::PAUSE_NS) } else { Self::PAUSE_NS };
+            let longer = (self.pause * 2).max(Self::PAUSE_NS);
+            self.pause = if same { longer } else { longer.min(Self::SLOW_NS) };
         } else {
             link::each_remote(|r| r.poll(true));
             self.idle = if same { self.idle + 1 } else { 0 };
-            self.pause = Self::PAUSE_NS;
+            // A guard that comes and goes sees to the queues by itself.
+            self.pause = if same { Self::PAUSE_NS } else { (self.pause * 2).clamp(Self::PAUSE_NS, Self::SLOW_NS) };
         }
         self.at = now + self.pause;
         if self.idle >= Self::IDLE {

@@ -9,6 +9,8 @@ use core::mem::MaybeUninit;
 
 /// Completions that are taken at a time.
 const BATCH: usize = 16;
+/// So many receives are used up before they are posted again.
+const POST_AFTER: u32 = 16;
 
 /// Links of this kind that this process has.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
@@ -130,6 +132,9 @@ impl Remote {
         }
         let mut done = [const { MaybeUninit::<Done>::uninit() }; BATCH];
         let keep = crate::sys::Kept::new();
+        // SAFETY: guarded by `poll_lock`.
+        let p = unsafe { &mut *self.poll.get() };
+        p.looks += 1;
         // SAFETY: live under `poll_lock`; room for as many as are asked for.
         let n = unsafe { (self.api().poll)(id, done.as_mut_ptr().cast(), (free as usize).min(BATCH) as i32) };
         if n <= 0 {
@@ -139,8 +144,6 @@ impl Remote {
             }
             return 0;
         }
-        // SAFETY: guarded by `poll_lock`.
-        let p = unsafe { &mut *self.poll.get() };
         let mut received = 0;
         for d in &done[..n as usize] {
             // SAFETY: written by the provider.
@@ -163,13 +166,15 @@ impl Remote {
         }
         if received > 0 {
             p.taken += u64::from(received);
-            if !self.failed.load(Relaxed) {
+            p.used += received;
+            if p.used >= POST_AFTER {
+                let used = core::mem::take(&mut p.used);
                 // SAFETY: as above.
-                if unsafe { (self.api().post_recv)(id, received) } != 0 {
+                if !self.failed.load(Relaxed) && unsafe { (self.api().post_recv)(id, used) } != 0 {
                     self.fail();
                 }
+                self.received.fetch_add(used.into(), SeqCst);
             }
-            self.received.fetch_add(received.into(), SeqCst);
         }
         n as usize
     }
@@ -315,7 +320,10 @@ impl Remote {
         if !id.is_null() {
             let _keep = crate::sys::Kept::new();
             // SAFETY: live under `poll_lock`.
-            unsafe { (self.api().arm)(id, (!any).into()) };
+            unsafe {
+                (*self.poll.get()).armed += 1;
+                (self.api().arm)(id, (!any).into());
+            }
         }
         true
     }

@@ -2,17 +2,94 @@
 
 use super::*;
 use crate::provider::{INLINE, SIGNALED, SOLICITED};
+use core::mem::MaybeUninit;
 
 /// Writes that are given to the device together.
 const BATCH: usize = 8;
 
 /// Writes that are about to be posted.
 struct Batch {
-    list: [Write; BATCH],
+    list: [MaybeUninit<Write>; BATCH],
     n: usize,
+    /// There are bytes of connections among them, with a completion.
+    data: bool,
+}
+
+impl Batch {
+    fn new() -> Batch {
+        Batch { list: [const { MaybeUninit::uninit() }; BATCH], n: 0, data: false }
+    }
 }
 
 impl Remote {
+    /// The program has sent something by our slot `slot`. A write costs much more than a copy, so while a few are
+    /// under way as far as is known, what is sent gathers until one of them is done; and for a moment after a write
+    /// nobody looks for that, unless so much has gathered that it is worth a write. Whoever waits, receives or
+    /// closes looks at once; the timer is for who does not.
+    pub fn sent(&self, slot: u32) {
+        if !self.is_ours() {
+            return;
+        }
+        if !self.waiting.has(slot) {
+            self.pending.add(slot);
+            self.work();
+            if self.waiting.is_empty() {
+                return;
+            }
+        }
+        if !self.waiting.has(slot) {
+            return self.flush(slot);
+        }
+        if self.unsent(slot) >= self.gather.bytes {
+            self.pending.add(slot);
+            self.work();
+            self.flush(slot);
+        } else if !self.may_gather() {
+            self.flush(slot);
+        }
+    }
+
+    fn unsent(&self, slot: u32) -> u64 {
+        self.own(slot).produced.load(Relaxed).wrapping_sub(self.posted_to[slot as usize % SLOTS].load(Relaxed))
+    }
+
+    fn may_gather(&self) -> bool {
+        crate::sync::now_ns() - self.posted_at.load(Relaxed) <= self.gather.quiet_ns
+            && (self.quiet.load(SeqCst) || self.set_timer())
+    }
+
+    #[cold]
+    fn set_timer(&self) -> bool {
+        let fd = self.timer.load(SeqCst);
+        if fd < 0 {
+            return false;
+        }
+        if self.quiet.swap(true, SeqCst) {
+            return true;
+        }
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let at = libc::itimerspec { it_interval: none, it_value: crate::sync::timespec_of(self.gather.look_ns) };
+        // SAFETY: `at` is readable, and the fd the link's until nobody uses it.
+        unsafe { crate::sys::sys!(libc::SYS_timerfd_settime, fd, 0, &at, 0) }.is_ok()
+    }
+
+    /// The timer may have rung. Only for the background thread.
+    pub fn end_quiet(&self) {
+        // Whoever has gathered may have found it set, and relies on this look.
+        self.quiet.store(false, SeqCst);
+        if !self.waiting.is_empty() {
+            self.look_for_done();
+        }
+    }
+
+    /// Something waits for writes to be done: perhaps they are by now, or somebody is to hear of it.
+    fn look_for_done(&self) {
+        self.poll(false);
+        if !self.waiting.is_empty() && super::guard::is_watched() && self.arm(true) {
+            self.poll(true);
+        }
+    }
+
     /// Something of our slot `slot` may have to be told to the peer. Never waits.
     pub fn flush(&self, slot: u32) {
         if !self.is_ours() {
@@ -26,17 +103,13 @@ impl Remote {
             self.pending.add(slot);
             self.work();
         }
-        if self.waiting.is_empty() {
-            return;
-        }
-        // It goes with the next write that is done: perhaps that is so by now.
-        self.poll(false);
-        if !self.waiting.is_empty() && super::guard::is_watched() && self.arm(true) {
-            self.poll(true);
+        if !self.waiting.is_empty() {
+            self.look_for_done();
         }
     }
 
-    /// Sends what is pending, unless another thread does so.
+    /// Sends what is pending, unless another thread does so. Whoever has held `post_lock` calls it after letting go,
+    /// because of those who could not have it meanwhile.
     pub(super) fn work(&self) {
         while !self.pending.is_empty() || self.moved.load(SeqCst) || self.owes_receives() {
             let Some(g) = self.post_lock.try_lock() else { return };
@@ -72,7 +145,7 @@ impl Remote {
             }
             self.waiting.take(|s| self.pending.add(s));
         }
-        let mut batch = Batch { list: [Write::default(); BATCH], n: 0 };
+        let mut batch = Batch::new();
         self.pending.take(|slot| {
             if !self.copy(p, &mut batch, slot) {
                 self.waiting.add(slot);
@@ -82,6 +155,10 @@ impl Remote {
             self.note(p, &mut batch, Note { kind: note::RECEIVED, ..Note::default() });
         }
         self.submit(p, &mut batch);
+        if self.quiet.load(Relaxed) && self.waiting.is_empty() {
+            // Whoever gathers next sets the timer anew; until then it may ring for nothing.
+            self.quiet.store(false, SeqCst);
+        }
     }
 
     /// Whether one more write can be posted, and `keep` receives of the peer's are left then.
@@ -100,7 +177,13 @@ impl Remote {
             let geos = own.geo_count.load(Acquire);
             let mut c = p.copied[slot as usize];
             if c.posted < produced {
-                if !self.has_room(p, b, RESERVE) || c.in_flight >= IN_FLIGHT {
+                let few = produced - c.posted < self.gather.bytes;
+                let most = match (few, c.signaled) {
+                    (false, _) => IN_FLIGHT,
+                    (true, false) => GATHER_FROM,
+                    (true, true) => 1,
+                };
+                if !self.has_room(p, b, RESERVE) || c.in_flight >= most {
                     return false;
                 }
                 let next = &own.geo[c.geos as usize % GEOS];
@@ -128,9 +211,10 @@ impl Remote {
                 // Rounded down, so a little of it may be said again.
                 c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
                 self.said(slot, c.consumed);
+                // The one that stops the next gives a completion.
+                c.signaled = c.in_flight.is_multiple_of(GATHER_FROM) || len >= LARGE;
                 p.copied[slot as usize] = c;
-                // The one that stops the next gives a completion, and some before it.
-                let signal = c.in_flight.is_multiple_of(2);
+                self.posted_to[slot as usize % SLOTS].store(c.posted, Relaxed);
                 let Some((lkey, rkey)) = self.keys(chunk) else {
                     // Blocks are taken from registered pieces only.
                     self.fail();
@@ -145,7 +229,7 @@ impl Remote {
                     imm,
                     ..Write::default()
                 };
-                let number = self.add(p, b, w, slot as u16, signal);
+                let number = self.add(p, b, w, slot as u16, c.signaled);
                 p.copied[slot as usize].last = number;
                 self.satisfied(slot, c.consumed);
                 continue;
@@ -226,12 +310,15 @@ impl Remote {
         if signal || p.silent >= 16 {
             w.flags |= SIGNALED;
             p.silent = 0;
+            p.signaled += 1;
         }
         let number = p.posted + b.n as u64;
         p.whose[number as usize % WRITES] = whose;
         w.id = number + 1;
-        b.list[b.n] = w;
+        b.list[b.n].write(w);
         b.n += 1;
+        // Only behind those does anything gather.
+        b.data |= whose != u16::MAX && w.flags & SIGNALED != 0;
         w.id
     }
 
@@ -240,20 +327,24 @@ impl Remote {
             return;
         }
         p.posted += b.n as u64;
+        p.calls += 1;
         if let Some(id) = self.live() {
             let keep = crate::sys::Kept::new();
-            // SAFETY: live under `post_lock`; the writes lie in registered memory.
-            if unsafe { (self.api().post)(id, b.list.as_ptr(), b.n as u32) } != 0 {
+            // SAFETY: live under `post_lock`; `n` are there, and lie in registered memory.
+            if unsafe { (self.api().post)(id, b.list.as_ptr().cast(), b.n as u32) } != 0 {
                 self.fail();
             }
             drop(keep);
+        }
+        if core::mem::take(&mut b.data) {
+            self.posted_at.store(crate::sync::now_ns(), Relaxed);
         }
         b.n = 0;
     }
 
     /// The peer was told that we have read up to `consumed`.
     fn said(&self, slot: u32, consumed: u64) {
-        self.tell_at[slot as usize].store(consumed + self.quarter(slot), SeqCst);
+        self.tell_at[slot as usize].store(consumed + self.half(slot), SeqCst);
     }
 
     /// The mirror's slot of the connection that has our slot `slot`.
@@ -264,16 +355,16 @@ impl Remote {
         }
     }
 
-    /// A quarter of the peer's ring.
-    fn quarter(&self, slot: u32) -> u64 {
+    /// Half of the peer's ring.
+    fn half(&self, slot: u32) -> u64 {
         let log2 = self.partner(slot).map_or(12, |peer| {
             let last = peer.geo_count.load(Relaxed).wrapping_sub(1) as usize % GEOS;
             peer.geo[last].log2.load(Relaxed)
         });
-        1 << log2.clamp(12, 27) >> 2
+        1 << log2.clamp(12, 27) >> 1
     }
 
-    /// Whether the peer should hear that we have read up to `consumed`: it is a quarter of its ring, or it
+    /// Whether the peer should hear that we have read up to `consumed`: it is half of its ring, or it
     /// sleeps until then.
     pub fn is_due(&self, slot: u32, consumed: u64) -> bool {
         consumed >= self.tell_at[slot as usize % SLOTS].load(SeqCst)
@@ -297,12 +388,15 @@ impl Remote {
 
     /// Our slot `slot` begins a new life.
     pub fn renew(&self, slot: u32) {
-        let _g = self.post_lock.lock();
+        let g = self.post_lock.lock();
         // SAFETY: guarded by `post_lock`.
         let c = unsafe { &mut (&mut *self.post.get()).copied[slot as usize % SLOTS] };
-        *c = Copied { in_flight: c.in_flight, ..Copied::default() };
+        *c = Copied { in_flight: c.in_flight, signaled: c.signaled, ..Copied::default() };
         self.tell_at[slot as usize % SLOTS].store(0, SeqCst);
+        self.posted_to[slot as usize % SLOTS].store(0, SeqCst);
         self.partners[slot as usize % SLOTS].store(0, SeqCst);
+        drop(g);
+        self.work();
     }
 
     /// Sends a message, if there is room. Only for the background thread.
@@ -311,7 +405,7 @@ impl Remote {
             let _g = self.post_lock.lock();
             // SAFETY: guarded by `post_lock`.
             let p = unsafe { &mut *self.post.get() };
-            let mut b = Batch { list: [Write::default(); BATCH], n: 0 };
+            let mut b = Batch::new();
             if !self.has_room(p, &b, RESERVE) {
                 false
             } else {
@@ -329,9 +423,11 @@ impl Remote {
 
     /// Whether all that was produced in `slot` has arrived at the peer.
     pub fn has_delivered(&self, slot: u32) -> bool {
-        let Some(_g) = self.post_lock.try_lock() else { return false };
+        let Some(g) = self.post_lock.try_lock() else { return false };
         // SAFETY: guarded by `post_lock`.
         let c = unsafe { (&*self.post.get()).copied[slot as usize % SLOTS] };
+        drop(g);
+        self.work();
         let own = self.own(slot);
         self.done.load(Acquire) >= c.last
             && c.posted == own.produced.load(Acquire)
@@ -343,5 +439,164 @@ impl Remote {
         if !self.failed.swap(true, SeqCst) {
             crate::bell::ring(0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options};
+    use crate::remote::Half;
+    use core::ffi::{c_char, c_int};
+
+    /// A device that takes all writes and does none.
+    static DEVICE: Api = {
+        unsafe extern "C" fn start(_: *mut Options) -> *mut c_void {
+            core::ptr::null_mut()
+        }
+        unsafe extern "C" fn number(_: *mut c_void) -> c_int {
+            0
+        }
+        unsafe extern "C" fn event(_: *mut c_void, _: *mut Event) -> c_int {
+            0
+        }
+        unsafe extern "C" fn listen(_: *mut c_void, _: *const [u8; 16], _: u16, _: u64, _: *mut *mut c_void) -> c_int {
+            0
+        }
+        unsafe extern "C" fn dial(
+            _: *mut c_void,
+            _: *const [u8; 16],
+            _: *const [u8; 16],
+            _: u16,
+            _: u64,
+            _: *mut *mut c_void,
+        ) -> c_int {
+            0
+        }
+        unsafe extern "C" fn open(_: *mut c_void, writes: u32, _: u32, _: u64, to: *mut Limits) -> c_int {
+            // SAFETY: the caller's structure.
+            unsafe { to.write(Limits { writes, inline: 0, software: 0 }) };
+            0
+        }
+        unsafe extern "C" fn channel(_: *mut c_void, _: *mut Channel) {}
+        unsafe extern "C" fn heard(_: *mut c_void, _: *mut u64) -> c_int {
+            0
+        }
+        unsafe extern "C" fn register(_: *mut c_void, _: *mut u8, _: usize, _: c_int, _: *mut Memory) -> c_int {
+            0
+        }
+        unsafe extern "C" fn done(_: *mut c_void) {}
+        unsafe extern "C" fn say(_: *mut c_void, _: *const u8, _: u32) -> c_int {
+            0
+        }
+        unsafe extern "C" fn post(_: *mut c_void, _: *const Write, _: u32) -> c_int {
+            0
+        }
+        unsafe extern "C" fn post_recv(_: *mut c_void, _: u32) -> c_int {
+            0
+        }
+        unsafe extern "C" fn poll(_: *mut c_void, _: *mut Done, _: c_int) -> c_int {
+            0
+        }
+        unsafe extern "C" fn arm(_: *mut c_void, _: c_int) -> c_int {
+            0
+        }
+        unsafe extern "C" fn way(_: *const [u8; 16], _: *mut c_char, _: *mut usize) -> c_int {
+            0
+        }
+        unsafe extern "C" fn describe(_: *mut c_char, _: usize) -> usize {
+            0
+        }
+        Api {
+            version: provider::VERSION,
+            start,
+            fd: number,
+            event,
+            listen,
+            dial,
+            open,
+            channel,
+            heard,
+            register,
+            forget: done,
+            connect: say,
+            accept: say,
+            reject: say,
+            disconnect: number,
+            close: done,
+            post,
+            post_recv,
+            poll,
+            arm,
+            way,
+            describe,
+        }
+    };
+
+    static ID: u8 = 0;
+
+    fn half() -> Half {
+        // SAFETY: the device above uses no memory of the id's.
+        let half = unsafe { Half::new(&DEVICE, (&raw const ID).cast_mut().cast(), 1) }.expect("memory");
+        half.set_peer(0, [1, 1]);
+        half
+    }
+
+    fn posted(r: &Remote) -> u64 {
+        let _g = r.post_lock.lock();
+        // SAFETY: guarded by `post_lock`.
+        unsafe { (*r.post.get()).posted }
+    }
+
+    #[test]
+    fn small_sends_gather_behind_writes_under_way() {
+        let half = half();
+        // SAFETY: as long as the half.
+        let r = unsafe { &*half.remote };
+        assert!(r.make_timer().is_some());
+        let own = r.own(3);
+        own.geo[0].page.store((BLOCKS_OFFSET >> 12) as u32, SeqCst);
+        own.geo[0].log2.store(16, SeqCst);
+        own.geo_count.store(1, SeqCst);
+        let sent = |n: u64| {
+            own.produced.fetch_add(n, SeqCst);
+            r.posted_at.store(crate::sync::now_ns() + 1_000_000_000, SeqCst);
+            r.sent(3);
+            posted(r)
+        };
+        // With the note of where the ring lies.
+        assert_eq!(sent(64), 2);
+        assert_eq!(sent(64), 3);
+        assert_eq!(sent(64), 3);
+        assert_eq!(sent(64), 3);
+        assert!(r.quiet.load(SeqCst) && r.waiting.has(3));
+        assert_eq!(sent(r.gather.bytes), 4);
+        assert_eq!(sent(64), 4);
+        // One of them is done, and whoever receives looks.
+        r.done.store(4, SeqCst);
+        r.moved.store(true, SeqCst);
+        r.work();
+        assert_eq!(posted(r), 5);
+        half.destroy(&DEVICE);
+    }
+
+    /// Who cannot have `post_lock` leaves what it has to whoever holds it, for whatever reason.
+    #[test]
+    fn whoever_lets_go_of_the_lock_sends_what_others_have_left() {
+        let half = half();
+        // SAFETY: as long as the half.
+        let r = unsafe { &*half.remote };
+        let looks = || _ = r.has_delivered(9);
+        let uses: [&dyn Fn(); 3] = [&|| r.renew(9), &looks, &|| r.log_counts()];
+        for (i, used) in uses.iter().enumerate() {
+            let (slot, before) = (i as u32, posted(r));
+            let busy = r.post_lock.lock();
+            r.own(slot).flags.store(CLOSED, SeqCst);
+            r.flush(slot);
+            drop(busy);
+            used();
+            assert_eq!(posted(r), before + 1, "{i}");
+        }
+        half.destroy(&DEVICE);
     }
 }

@@ -330,6 +330,7 @@ mod bound {
         ibv_ack_async_event(*mut AsyncEvent);
         [RDMACM]
         rdma_create_event_channel() -> *mut CmChannel;
+        rdma_destroy_event_channel(*mut CmChannel);
         rdma_create_id(*mut CmChannel, *mut *mut CmId, *mut c_void, c_uint) -> c_int;
         rdma_destroy_id(*mut CmId) -> c_int;
         rdma_bind_addr(*mut CmId, *mut sockaddr) -> c_int;

@@ -67,6 +67,60 @@ pub fn reachable(addr: &[u8; 16], device: &str, software: bool) -> Option<[u8; 1
     names().into_iter().filter(|n| allowed(n, device, software)).find_map(|n| addresses(&n).into_iter().next())
 }
 
+/// The address at an index of a usable device's table, if connections with `peer` can begin there.
+pub fn address_at(index: u32, peer: &[u8; 16], device: &str, software: bool) -> Option<[u8; 16]> {
+    let is_v4 = |a: &Ipv6Addr| a.to_ipv4_mapped().is_some();
+    let fits =
+        |a: &Ipv6Addr| !a.is_unspecified() && !a.is_unicast_link_local() && is_v4(a) == is_v4(&Ipv6Addr::from(*peer));
+    let ports = names().into_iter().filter(|n| allowed(n, device, software)).flat_map(|n| {
+        fs::read_dir(Path::new(CLASS).join(n).join("ports")).into_iter().flatten().flatten().map(|p| p.path())
+    });
+    ports.filter_map(|p| gid(&p, index)).find(fits).map(|a| a.octets())
+}
+
+/// An entry of a port's table of addresses.
+fn gid(port: &Path, index: u32) -> Option<Ipv6Addr> {
+    fs::read_to_string(port.join(format!("gids/{index}"))).ok()?.trim().parse().ok()
+}
+
+/// By which device, port and own address the route leads to `peer`, in one line.
+pub fn way(lib: &Lib, peer: &[u8; 16]) -> Result<String, i32> {
+    const WAIT_MS: i32 = 1500;
+    let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    let mut sa = sockaddr(peer, 1);
+    // SAFETY: objects of librdmacm that are made and destroyed here; the event is acknowledged before its id goes.
+    unsafe {
+        let channel = (lib.rdma_create_event_channel)();
+        if channel.is_null() {
+            return Err(errno());
+        }
+        let mut id = std::ptr::null_mut();
+        let mut answer = Err(libc::EHOSTUNREACH);
+        if (lib.rdma_create_id)(channel, &mut id, std::ptr::null_mut(), ffi::PS_TCP) != 0 {
+            answer = Err(errno());
+        } else {
+            if (lib.rdma_resolve_addr)(id, std::ptr::null_mut(), (&raw mut sa).cast(), WAIT_MS) != 0 {
+                answer = Err(errno());
+            } else {
+                let mut p = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };
+                let mut event = std::ptr::null_mut();
+                if libc::poll(&mut p, 1, WAIT_MS + 500) == 1 && (lib.rdma_get_cm_event)(channel, &mut event) == 0 {
+                    if (*event).event == ffi::cm::ADDR_RESOLVED && !(*id).verbs.is_null() {
+                        let name = (lib.ibv_get_device_name)((*(*id).verbs).device);
+                        let name = core::ffi::CStr::from_ptr(name).to_string_lossy();
+                        let from = IpAddr::V6(Ipv6Addr::from(octets(&(*id).src))).to_canonical();
+                        answer = Ok(format!("{name} port {} from {from}", (*id).port_num));
+                    }
+                    (lib.rdma_ack_cm_event)(event);
+                }
+            }
+            (lib.rdma_destroy_id)(id);
+        }
+        (lib.rdma_destroy_event_channel)(channel);
+        answer
+    }
+}
+
 /// Names of the devices, sorted.
 fn names() -> Vec<String> {
     let mut v: Vec<String> =
@@ -80,8 +134,7 @@ fn addresses(name: &str) -> Vec<[u8; 16]> {
     let mut v: Vec<Ipv6Addr> = Vec::new();
     for port in fs::read_dir(Path::new(CLASS).join(name).join("ports")).into_iter().flatten().flatten() {
         for gid in 0..GIDS {
-            let text = fs::read_to_string(port.path().join(format!("gids/{gid}"))).unwrap_or_default();
-            let Ok(a) = text.trim().parse::<Ipv6Addr>() else { continue };
+            let Some(a) = self::gid(&port.path(), gid) else { continue };
             if !a.is_unspecified() && !a.is_unicast_link_local() && !v.contains(&a) {
                 v.push(a);
             }

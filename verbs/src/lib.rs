@@ -35,6 +35,7 @@ static TABLE: Api = Api {
     post_recv,
     poll,
     arm,
+    way,
     describe,
 };
 
@@ -78,6 +79,7 @@ struct Ctx {
     devs: Vec<Box<Dev>>,
     device: String,
     software: bool,
+    gid_index: Option<u32>,
     place: extern "C" fn(c_int) -> c_int,
     release: extern "C" fn(c_int),
     /// Command fds of contexts whose fds have their places.
@@ -414,6 +416,7 @@ unsafe extern "C" fn start(o: *mut Options) -> *mut c_void {
         devs: Vec::new(),
         device,
         software: o.software != 0,
+        gid_index: u32::try_from(o.gid_index).ok(),
         queue: VecDeque::new(),
         open: Vec::new(),
         ids: Vec::new(),
@@ -496,6 +499,13 @@ unsafe extern "C" fn dial(
     else {
         return libc::EADDRNOTAVAIL;
     };
+    let from = match ctx.gid_index {
+        Some(index) => match host::address_at(index, &addr, &ctx.device, ctx.software) {
+            Some(a) => a,
+            None => return libc::EADDRNOTAVAIL,
+        },
+        None => from,
+    };
     let cm = match ctx.new_cm() {
         Ok(cm) => cm,
         Err(e) => return e,
@@ -568,7 +578,11 @@ unsafe extern "C" fn open(id: *mut c_void, writes: u32, receives: u32, token: u6
                 (ctx.lib.rdma_set_option)(id.cm, 0, 3, (&raw mut timeout).cast(), 1);
                 id.token = token;
                 ctx.open.push(ptr);
-                to.write(Limits { writes: init.cap.max_send_wr.min(writes), inline: init.cap.max_inline_data });
+                to.write(Limits {
+                    writes: init.cap.max_send_wr.min(writes),
+                    inline: init.cap.max_inline_data,
+                    software: host::is_software(&ctx.name_of(verbs)).into(),
+                });
                 return 0;
             }
         }
@@ -793,6 +807,24 @@ unsafe extern "C" fn arm(id: *mut c_void, solicited: c_int) -> c_int {
         let cq = (*id.cast::<Id>()).cq;
         ((*(*cq).context).req_notify_cq)(cq, solicited)
     }
+}
+
+unsafe extern "C" fn way(addr: *const [u8; 16], to: *mut c_char, len: *mut usize) -> c_int {
+    let text = match Lib::load() {
+        // SAFETY: the caller's address.
+        Ok(lib) => host::way(&lib, unsafe { &*addr }),
+        Err(_) => Err(libc::ENOENT),
+    };
+    let text = match text {
+        Ok(t) => t,
+        Err(e) => return e,
+    };
+    // SAFETY: the caller's buffer and its length.
+    unsafe {
+        *len = text.len().min(*len);
+        core::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), *len);
+    }
+    0
 }
 
 unsafe extern "C" fn describe(to: *mut c_char, len: usize) -> usize {
