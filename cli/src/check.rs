@@ -5,6 +5,7 @@ use ringsock_core::config::{understood, SETTINGS};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ use std::process::ExitCode;
   ringsock check                 this host
   ringsock check redis-server    and whether this program can be preloaded
   ringsock check 1234            and whether this process is
+  ringsock check 10.0.0.7        and what connections with this host would use
   ringsock check --json
 
 Lines begin with: ok, note (worth knowing), warn (less than could be), FAIL (connections stay on TCP).
@@ -25,8 +27,8 @@ pub struct Args {
     /// The library to look at [default: found as `run` finds it]
     #[arg(long, value_name = "FILE")]
     lib: Option<PathBuf>,
-    /// A program's name or path, or a process's number
-    #[arg(value_name = "PROGRAM|PID")]
+    /// A program's name or path, a process's number, or a peer's address
+    #[arg(value_name = "PROGRAM|PID|ADDRESS")]
     target: Option<OsString>,
 }
 
@@ -98,9 +100,13 @@ pub fn run(args: &Args) -> Result<ExitCode, String> {
     }
     setting_items(&mut items);
     if let Some(target) = &args.target {
-        items.push(match target.to_str().and_then(|t| t.parse::<u32>().ok()) {
-            Some(pid) => process_item(pid),
-            None => program_item(target),
+        let text = target.to_str().unwrap_or_default();
+        items.push(if let Ok(pid) = text.parse::<u32>() {
+            process_item(pid)
+        } else if let Ok(address) = text.parse::<IpAddr>() {
+            peer_item(address, &rdma)
+        } else {
+            program_item(target)
         });
     }
     let shm = items.iter().all(|i| i.verdict != Verdict::Fail);
@@ -245,6 +251,51 @@ fn rdma_item(ports: &[host::RdmaPort]) -> Item {
     Item::new("rdma", Verdict::Ok, named)
 }
 
+/// Which link a connection with `peer` would use, and why.
+fn peer_item(peer: IpAddr, ports: &[host::RdmaPort]) -> Item {
+    let item = |verdict, text: String| Item::new("peer", verdict, format!("connections with {peer} {text}"));
+    let links = std::env::var("RINGSOCK_LINKS").unwrap_or_default();
+    let device = std::env::var("RINGSOCK_DEVICE").unwrap_or_default();
+    let auto = links.is_empty() || links == "auto";
+    let named = |name: &str| links.split(',').any(|l| l.trim() == name);
+    // What an address of this host is, the kernel says.
+    if std::net::UdpSocket::bind((peer, 0)).is_ok() && (auto || named("shm")) {
+        return item(Verdict::Ok, "would use shared memory: the address is this host's".into());
+    }
+    let stays = |why: String| item(Verdict::Note, format!("would stay on TCP: {why}"));
+    if !auto && !named("verbs") {
+        return stays(format!("RINGSOCK_LINKS={links} does not name verbs"));
+    }
+    if ports.is_empty() {
+        return stays("this host has no RDMA device".into());
+    }
+    let Some(api) = ringsock_core::provider::load() else {
+        return stays("libringsock_verbs.so does not lie beside this program".into());
+    };
+    let address = match peer {
+        IpAddr::V4(a) => a.to_ipv6_mapped(),
+        IpAddr::V6(a) => a,
+    };
+    let (mut text, mut len) = (vec![0u8; 256], 256);
+    // SAFETY: valid pointers; `len` is the buffer's length.
+    let e = unsafe { (api.way)(&address.octets(), text.as_mut_ptr().cast(), &mut len) };
+    if e != 0 {
+        let why = std::io::Error::from_raw_os_error(e);
+        return stays(format!("the route to it leads to no RDMA device ({why})"));
+    }
+    let way = String::from_utf8_lossy(&text[..len]).into_owned();
+    let found = way.split(' ').next().unwrap_or_default();
+    if !device.is_empty() && device != found {
+        return stays(format!("the route leads to {way}, and RINGSOCK_DEVICE is {device}"));
+    }
+    if device.is_empty() && auto && ports.iter().any(|p| p.device == found && p.software) {
+        return stays(format!(
+            "the route leads to {way}, a software device, which is slower (RINGSOCK_LINKS=verbs uses it)"
+        ));
+    }
+    item(Verdict::Ok, format!("would use verbs by {way}, if the peer's end can too"))
+}
+
 /// Whether a device would be used for connections to other hosts, as things are set here.
 fn usable(ports: &[host::RdmaPort]) -> bool {
     let set = |name: &str| std::env::var(name).unwrap_or_default();
@@ -372,6 +423,12 @@ mod tests {
             software: false,
         };
         assert!(rdma_item(&[port]).text.starts_with("mlx5_0 port 1 (Ethernet, active)"));
+    }
+
+    #[test]
+    fn a_peer_of_this_host_uses_shared_memory_and_others_say_why_not() {
+        assert!(peer_item(IpAddr::from([127, 0, 0, 1]), &[]).text.contains("shared memory"));
+        assert!(peer_item(IpAddr::from([192, 0, 2, 1]), &[]).text.contains("no RDMA device"));
     }
 
     #[test]
