@@ -21,7 +21,7 @@ from preload_lib import target_dir
 HERE = os.path.dirname(os.path.abspath(__file__))
 REFERENCE = os.path.join(HERE, "..", "docs", "verbs.json")
 WORSE = 1.05
-# Streams of small messages depend on who runs when: twice as fast as ever needed is enough, whatever the reference says.
+# Streams of small messages vary with who runs when, by a factor of two: so much of raw verbs passes whatever the reference says.
 ENOUGH = {"stream 64": 4.0, "stream 1024": 3.0}
 
 
