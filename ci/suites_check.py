@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
-libuv's, libevent's, tokio's, Node.js', uvloop's. Both ends of nearly all their connections are in
-the preloaded processes, so these must leave TCP: a suite of which no
-connection did counts as failed.
+libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's. Both ends of nearly
+all their connections are in the preloaded processes, so these must leave TCP:
+a suite of which no connection did counts as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -21,7 +21,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, node, uvloop
+from suites import cpython, crates, events, node, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -31,6 +31,7 @@ SUITES = {
     "tokio": crates.prepare,
     "node": node.prepare,
     "uvloop": uvloop.prepare,
+    "ruby": ruby.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
