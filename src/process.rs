@@ -507,7 +507,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             _ => {}
         }
     }
-    for c in all.filter(|c| c.phase() == Phase::Managed) {
+    for c in all.filter(|c| matches!(c.phase(), Phase::Managed | Phase::Raw)) {
         await_home(c, until);
         leave_to_kernel(c);
         let over = has_no_way_home(c);
@@ -517,8 +517,12 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             // SAFETY: no preconditions.
             let _ = unsafe { sys!(libc::SYS_sched_yield) };
         }
-        if c.phase() == Phase::Raw {
-            c.set_phase(Phase::Plain);
+        {
+            // It may have come home long before we looked.
+            let _b = c.lock_both();
+            if c.phase() == Phase::Raw {
+                c.set_phase(Phase::Plain);
+            }
         }
         if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
             log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
