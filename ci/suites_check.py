@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
-libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's. Both ends of nearly
-all their connections are in the preloaded processes, so these must leave TCP:
-a suite of which no connection did counts as failed.
+libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
+HAProxy's. Both ends of nearly all their connections are in the preloaded
+processes, so these must leave TCP: a suite of which no connection did counts
+as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -21,7 +22,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, node, ruby, uvloop
+from suites import cpython, crates, events, frameworks, haproxy, node, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -32,10 +33,12 @@ SUITES = {
     "node": node.prepare,
     "uvloop": uvloop.prepare,
     "ruby": ruby.prepare,
+    "frameworks": frameworks.prepare,
+    "haproxy": haproxy.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
-IDLERS = {"node", "uvloop"}
+IDLERS = {"node", "uvloop", "frameworks"}
 IDLE = 4
 
 # (suite, variant, test), each a pattern, and why its failure says nothing.
@@ -43,7 +46,9 @@ FLAKY = [
     ("libevent", ".*", r".*:(main/(loopexit|loopexit_multiple|del_wait|.*timeout.*)|bufferevent/.*timeout.*)", "measures time; fails natively on a busy machine"),
     ("libevent", ".*", r".*:http/close_detection_delay", "measures time; fails natively now and then"),
     ("libevent", ".*", r".*:bufferevent/.*ratelim.*", "measures rates; fails natively on a busy machine"),
+    ("frameworks", ".*", r"tornado\.test\.autoreload_test\..*", "gives programs that start themselves anew 4 s in all"),
     ("uvloop", ".*", r"test_sockets:.*cancel_sock_sendall", "gives a send of 200 MB 0.2 s; fails natively on a busy machine"),
+    ("haproxy", "chaos", r"reg-tests/log/load_balancing\.vtc", "500 connections that end after each answer; some end later than the next request"),
     ("libevent", "chaos", r".*:http/bad_request", "gives an exchange 10 ms; chaos holds calls up for as long as 15 ms"),
 ]
 

@@ -1,0 +1,59 @@
+"""Tests that frameworks of Python bring in their packages: Tornado's on asyncio, trio's on a loop of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+from .frame import FAIL, PASS, SKIP, Unavailable
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from preload_lib import venv_python  # noqa: E402
+
+PACKAGES = ["tornado==6.5.2", "trio==0.31.0", "trustme==1.2.1", "pyOpenSSL==25.3.0", "astor==0.8.1", "jedi==0.19.2"]
+PACKAGES += ["pytest==8.4.2", "pytest-timeout==2.4.0"]
+NEEDS = ["tornado", "trio", "trustme", "OpenSSL", "astor", "jedi", "pytest", "pytest_timeout"]
+SECONDS = 280
+
+
+def tornado(python):
+    def run(place):
+        command = [python, "-m", "tornado.test.runtests", "--verbose"]
+        status, text = place.command(command, "tornado.log", SECONDS)
+        results = {}
+        told = r"^\w+ \((\S+?)\)(?:\n[^\n]*)? \.\.\. (ok|FAIL|ERROR|skipped)"
+        for test, result in re.findall(told, text, re.MULTILINE):
+            results[test] = {"ok": PASS, "skipped": SKIP}.get(result, FAIL)
+        if status not in (0, 1) or not results:
+            results["tornado:all"] = FAIL
+        return results
+
+    return run
+
+
+def trio(python):
+    def run(place):
+        xml_file = os.path.join(place.folder, "trio.xml")
+        command = [python, "-m", "pytest", "-q", "--timeout", "60", "-p", "no:cacheprovider", f"--junit-xml={xml_file}"]
+        command += ["-p", "trio._tests.pytest_plugin", "--pyargs", "trio._tests", "--ignore-glob=*tools*"]
+        status, _ = place.command(command, "trio.log", SECONDS, cwd=place.folder)
+        results = {}
+        if os.path.exists(xml_file):
+            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
+                kinds = {child.tag for child in case}
+                name = f"{case.get('classname')}.{case.get('name')}"
+                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        if status not in (0, 1) or not results:
+            results["trio:all"] = FAIL
+        return results
+
+    return run
+
+
+def prepare():
+    try:
+        python = venv_python(NEEDS, PACKAGES, "frameworks-venv")
+    except (OSError, subprocess.SubprocessError) as e:
+        raise Unavailable(f"Python packages: {e}") from e
+    return [("tornado", tornado(python)), ("trio", trio(python))]
