@@ -12,7 +12,7 @@ const INTERPOSED: &str = "
     write __write writev send __send sendto sendmsg sendmmsg pwritev2 pwritev64v2
     sendfile sendfile64 splice
 
-    socket socketpair accept accept4 connect __connect shutdown getsockopt setsockopt
+    socket socketpair accept accept4 connect __connect shutdown getpeername getsockopt setsockopt
     close __close close_range closefrom dup dup2 __dup2 dup3 fcntl __fcntl fcntl64 ioctl
     open __open open64 __open64 openat openat64 creat creat64 __open_2 __open64_2 __openat_2 __openat64_2
     pipe pipe2 eventfd timerfd_create signalfd inotify_init inotify_init1 memfd_create
@@ -28,7 +28,7 @@ const INTERPOSED: &str = "
     dprintf __dprintf_chk vdprintf __vdprintf_chk aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64
 
     posix_spawn posix_spawnp
-    syscall fork _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
+    syscall prctl daemon dlmopen fork _Fork execve execv execvp execvpe execl execlp execle fexecve execveat
     _exit _Exit quick_exit
 ";
 
