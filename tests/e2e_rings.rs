@@ -5,37 +5,46 @@ mod common;
 
 use common::*;
 
-/// Runs a pair, both preloaded; asserts integrity, rings, and that both ends counted exactly.
+/// Runs a pair, both preloaded; asserts integrity, rings, and that both ends counted exactly. Says whether one of them left
+/// TCP `late`.
 #[track_caller]
-fn pair_with(server: &str, client: &str, rings: impl Fn(&Report, &str)) {
-    let _one = one_at_a_time();
+fn pair_with(server: &str, client: &str, rings: impl Fn(&Report, &str), late: impl Fn(&Report) -> bool) -> bool {
     let place = Place::new("rings");
     let (s, c) = run_pair(&place, (RINGS, server), (RINGS, client), 100.0);
     if dry() {
         expected_bytes(client, &c.out);
-        return;
+        return false;
     }
     let what = format!("`{server}` and `{client}`");
-    rings(c.report(client), &format!("client of {what}"));
-    rings(s.report(server), &format!("server of {what}"));
+    let was_late = late(c.report(client)) || late(s.report(server));
+    if !was_late {
+        rings(c.report(client), &format!("client of {what}"));
+        rings(s.report(server), &format!("server of {what}"));
+    }
     let (tx, rx) = expected_bytes(client, &c.out);
     c.report(client).assert_bytes((tx, rx), &format!("client of {what}"));
     s.report(server).assert_bytes((rx, tx), &format!("server of {what}"));
     let (s, c) = (s.report(server).totals(), c.report(client).totals());
     assert_eq!((s.tx_ring, s.rx_ring), (c.rx_ring, c.tx_ring), "{what}: {s:?} {c:?}");
     assert_eq!(c.connections, c.upgraded, "{what}: {c:?}");
+    was_late
 }
 
 /// At least 99 % on rings.
 #[track_caller]
 fn pair(server: &str, client: &str) {
-    pair_with(server, client, Report::assert_rings);
+    let _one = one_at_a_time();
+    pair_with(server, client, Report::assert_rings, |_| false);
 }
 
-/// Both directions at full speed from the first byte.
+/// Both directions at full speed from the first byte. Now and then one end does not get to read for as long as the other
+/// needs to send all; its own direction waits for what stands in the other. That may happen, but not twice.
 #[track_caller]
 fn bulk(server: &str, client: &str) {
-    pair_with(server, client, Report::assert_bulk_rings);
+    let _one = one_at_a_time();
+    if pair_with(server, client, Report::assert_bulk_rings, |r| !r.is_on_rings_in_bulk()) {
+        pair_with(server, client, Report::assert_bulk_rings, |_| false);
+    }
 }
 
 /// As `pair`, for servers that serve in forked children: the client's report counts both directions.

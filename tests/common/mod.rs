@@ -206,13 +206,19 @@ impl Report {
         assert!(t.share() >= WANTED_SHARE, "{who}: {:.2} % of the bytes on rings: {t:?}", t.share() * 100.0);
     }
 
+    /// Whether nearly all bytes of each direction went over rings, not counting what filled the kernel's buffers at first.
+    pub fn is_on_rings_in_bulk(&self) -> bool {
+        let t = self.totals();
+        let head = BULK_HEAD * t.connections;
+        let few = |tcp: u64, all: u64| tcp <= head + all / 100;
+        few(t.tx_tcp, t.tx()) && few(t.rx_tcp, t.rx())
+    }
+
     /// As `assert_rings`, not counting what filled the kernel's buffers at the beginning.
     #[track_caller]
     pub fn assert_bulk_rings(&self, who: &str) {
         let t = self.totals();
-        let head = BULK_HEAD * t.connections;
-        let few = |tcp: u64, all: u64| tcp <= head + all / 100;
-        assert!(few(t.tx_tcp, t.tx()) && few(t.rx_tcp, t.rx()), "{who}: too many bytes by TCP: {t:?}");
+        assert!(self.is_on_rings_in_bulk(), "{who}: too many bytes by TCP: {t:?}");
         assert!(t.tx_ring + t.rx_ring > 0 && t.upgraded == t.connections, "{who}: {t:?}");
     }
 
