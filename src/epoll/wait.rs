@@ -349,12 +349,22 @@ impl Set {
         ours | self.muted.load(SeqCst) == 0 && !self.nests.load(Relaxed)
     }
 
+    /// What is the program's of `n` events, in a set that was only the kernel's when they were asked for.
+    fn admit_late(&self, evs: *mut epoll_event, n: usize) -> usize {
+        let kept = self.without_token(evs, n);
+        if kept < n {
+            // The bell is an edge, and meant for those who sleep here as if nothing were managed.
+            bell::ring(self.bell.load(Acquire));
+        }
+        self.admit(evs, kept)
+    }
+
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
         if timeout_ns == 0 && self.is_the_kernels() {
             let moves = self.moves.load(SeqCst);
             let n = self.kernel_wait((evs, max as usize), 0, mask, None)?;
             // Another thread may have added a one-shot, or a bell, meanwhile.
-            let n = if self.is_the_kernels() { n } else { self.admit(evs, self.without_token(evs, n)) };
+            let n = if self.is_the_kernels() { n } else { self.admit_late(evs, n) };
             if n > 0 || self.moves.load(SeqCst) == moves {
                 return Ok(n as isize);
             }
