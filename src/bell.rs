@@ -9,15 +9,18 @@
 use crate::fdhigh;
 use crate::layout::{BellPage, BELLS};
 use crate::shm;
+use crate::sleepers;
 use crate::sync::{full_fence, Lock};
 use crate::sys::{self, sys};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::c_int;
 
 static PAGE: AtomicPtr<BellPage> = AtomicPtr::new(core::ptr::null_mut());
 static PAGE_FD: AtomicI32 = AtomicI32::new(-1);
 static FDS: [AtomicI32; BELLS] = [const { AtomicI32::new(-1) }; BELLS];
 static SLEEPERS: [AtomicU32; BELLS] = [const { AtomicU32::new(0) }; BELLS];
+/// Of an epoll set's bell: the place at which threads may sleep that do not know of the bell, 0: nobody does.
+static UNAWARE: [AtomicUsize; BELLS] = [const { AtomicUsize::new(0) }; BELLS];
 static USED: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
@@ -61,6 +64,7 @@ pub fn alloc() -> Option<u32> {
 
 /// Gives a bell back.
 pub fn free(k: u32) {
+    UNAWARE[k as usize % BELLS].store(0, SeqCst);
     USED.fetch_and(!(1 << k), Release);
 }
 
@@ -97,7 +101,7 @@ pub fn renew(k: u32) {
     let Some(w) = word(k) else { return };
     let mut v = w.load(Relaxed);
     loop {
-        let asleep = (SLEEPERS[k as usize % BELLS].load(SeqCst) > 0) as u32;
+        let asleep = u32::from(asleep(k));
         match w.compare_exchange_weak(v, ((v | 1).wrapping_add(1)) | asleep, SeqCst, Relaxed) {
             Ok(_) => return,
             Err(now) => v = now,
@@ -107,7 +111,23 @@ pub fn renew(k: u32) {
 
 /// Whether somebody sleeps at bell `k`.
 pub fn asleep(k: u32) -> bool {
-    SLEEPERS[k as usize % BELLS].load(SeqCst) > 0
+    let k = k as usize % BELLS;
+    SLEEPERS[k].load(SeqCst) > 0 || {
+        let place = UNAWARE[k].load(SeqCst);
+        place != 0 && sleepers::any(place)
+    }
+}
+
+/// The bell is in use from now on, or is not any more: threads that sleep at `place` without knowing of it are counted,
+/// too, until they wake.
+pub fn count_unaware(k: u32, place: usize) {
+    {
+        let _g = LOCK.lock();
+        sleepers::see_all();
+        let there = sleepers::any(place);
+        UNAWARE[k as usize % BELLS].store(if there { place } else { 0 }, SeqCst);
+    }
+    renew(k);
 }
 
 /// Wakes who sleeps at bell `k` of this process.
@@ -138,6 +158,7 @@ pub fn reset_after_fork() {
     sys::close(PAGE_FD.swap(-1, Relaxed));
     for k in 0..BELLS {
         SLEEPERS[k].store(0, Relaxed);
+        UNAWARE[k].store(0, Relaxed);
         let fd = FDS[k].swap(-1, Relaxed);
         if fd >= 0 {
             sys::close(fd);

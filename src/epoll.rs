@@ -35,7 +35,7 @@ mod inherited;
 mod nested;
 mod wait;
 pub use ctl::{ctl, fd_closed, manage, seen, unmanage};
-pub use inherited::{moved, reset_after_fork};
+pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use wait::wait;
@@ -148,6 +148,8 @@ pub struct Set {
     bell: AtomicU32,
     /// What the bell's eventfd is registered with: no program's data is equal to it but by a chance of 2^-64.
     token: AtomicU64,
+    /// The kernel's set may have a bell in it: this process's, or that of another that uses the set.
+    belled: AtomicBool,
     managed: AtomicU32,
     /// Items that may be ready.
     listed: AtomicU32,
@@ -173,8 +175,6 @@ pub struct Set {
     moves: AtomicU32,
     /// The last harvest filled the program's array: the kernel's fds come first next time.
     kernel_first: AtomicBool,
-    /// Threads that sleep here as if nothing were managed.
-    unaware: AtomicU32,
     /// Counts calls, so that one that looks twice reports nothing twice, and connections that went back to the
     /// kernel's set. From 1 on.
     rounds: AtomicU64,
@@ -225,6 +225,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             fds: AtomicU32::new(1),
             bell: AtomicU32::new(0),
             token: AtomicU64::new(0),
+            belled: AtomicBool::new(false),
             managed: AtomicU32::new(0),
             listed: AtomicU32::new(0),
             moving: AtomicU32::new(0),
@@ -239,7 +240,6 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             returned: AtomicU64::new(0),
             moves: AtomicU32::new(0),
             kernel_first: AtomicBool::new(false),
-            unaware: AtomicU32::new(0),
             rounds: AtomicU64::new(1),
             kernel_at: AtomicI64::new(0),
             life: AtomicU32::new(0),
@@ -316,6 +316,7 @@ fn closed(s: &'static Set) {
     s.muted.store(0, Relaxed);
     let exposed = s.exposed.swap(false, Relaxed);
     s.nests.store(false, Relaxed);
+    s.belled.store(false, Relaxed);
     let b = s.bell.swap(0, Relaxed);
     if b != 0 {
         if exposed {
@@ -370,6 +371,8 @@ impl Set {
             return Some(b);
         }
         let b = bell::alloc()?;
+        // Whoever gets the bell's event from the kernel must know what it is, and it may come at once.
+        self.belled.store(true, SeqCst);
         let ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: self.token.load(Relaxed) };
         if kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, bell::fd(b), &ev).is_err() {
             bell::free(b);

@@ -32,6 +32,7 @@ pub mod select;
 pub mod shm;
 pub mod side;
 pub mod signals;
+pub mod sleepers;
 pub mod spin;
 pub mod stats;
 pub mod switch;

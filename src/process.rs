@@ -107,6 +107,7 @@ pub fn init() {
     let c = config::get();
     if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
         table::init();
+        crate::sleepers::init();
         READY.store(true, Release);
         if c.links.shm || c.links.verbs {
             crate::foreign::init();
@@ -244,6 +245,7 @@ pub fn fork_prepare() {
     if any {
         visit::offer_bell();
     }
+    epoll::about_to_fork();
 }
 
 /// After fork, in the parent, where its result is known: the child's id, or less than 0 if there is none.
@@ -295,6 +297,7 @@ pub fn fork_child() {
     if !is_active() {
         return;
     }
+    crate::sleepers::init();
     crate::signals::reset_after_fork();
     fdhigh::close_singles();
     visit::reset_after_fork(parents_life);

@@ -51,6 +51,18 @@ pub fn now_ns() -> i64 {
     ts.tv_sec * 1_000_000_000 + ts.tv_nsec
 }
 
+/// The same as of the kernel's last tick, at most [`TICK_NS`] ago, for a third of the price.
+#[inline]
+pub fn coarse_ns() -> i64 {
+    let mut ts = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: as above.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut ts) };
+    ts.tv_sec * 1_000_000_000 + ts.tv_nsec
+}
+
+/// The longest time between two ticks of a kernel: `CONFIG_HZ=100`.
+pub const TICK_NS: i64 = 10_000_000;
+
 const WAITERS: u32 = 1 << 31;
 
 /// A mutual-exclusion lock of one word, usable between processes.

@@ -4,6 +4,7 @@
 //! So while a thread holds a lock of the library (or is in the allocator for
 //! it), handlers are put off until it does not: see [`crate::signals`].
 
+use crate::sleepers::Word;
 use crate::sys::sys;
 use core::cell::Cell;
 use core::sync::atomic::{compiler_fence, AtomicU32, Ordering::SeqCst};
@@ -25,6 +26,8 @@ pub struct Thread {
     pub(crate) any: Cell<bool>,
     /// It waits for completion channels: see `remote::guard`. 0, or 1 and since when.
     pub(crate) guards: Cell<u64>,
+    /// Where it says that it sleeps, see `sleepers`.
+    pub(crate) word: Cell<Option<&'static Word>>,
     /// Its call came by `syscall()`, which is no cancellation point.
     pub(crate) uncancellable: Cell<bool>,
 }
@@ -61,6 +64,7 @@ thread_local! {
             hard: AtomicU32::new(0),
             any: Cell::new(false),
             guards: Cell::new(0),
+            word: Cell::new(None),
             uncancellable: Cell::new(false),
         }
     };

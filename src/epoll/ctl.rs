@@ -78,6 +78,16 @@ impl Set {
         }
     }
 
+    /// One more item is managed, in a set that has a bell. Those who sleep in the kernel, and do not know of the
+    /// bell, are counted there from now on.
+    fn one_more(&self) {
+        let b = self.bell.load(Acquire);
+        if self.managed.fetch_add(1, SeqCst) == 0 {
+            bell::count_unaware(b, self.place());
+            bell::ring(b);
+        }
+    }
+
     /// Whatever the kernel says of an item is for the program.
     pub(super) fn unmute(&self, i: &mut Item) {
         if core::mem::take(&mut i.muted) {
@@ -110,11 +120,8 @@ impl Set {
             }
             (libc::EPOLL_CTL_ADD, _) if managed => {
                 check_exclusive(ev.events)?;
-                let b = self.need_bell().ok_or(libc::ENOSPC)?;
-                if self.managed.fetch_add(1, SeqCst) == 0 {
-                    // Who sleeps in the kernel does not know yet that there is a bell.
-                    bell::ring(b);
-                }
+                self.need_bell().ok_or(libc::ENOSPC)?;
+                self.one_more();
             }
             (libc::EPOLL_CTL_MOD, Some((true, was))) => {
                 if (ev.events | was) & EXCLUSIVE != 0 {
@@ -126,7 +133,7 @@ impl Set {
                 kernel_ctl(epfd, op, fd, &ev)?;
                 self.need_bell().ok_or(libc::ENOSPC)?;
                 let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
-                self.managed.fetch_add(1, SeqCst);
+                self.one_more();
             }
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => kernel_ctl(epfd, op, fd, &ev).map(|_| ())?,
             (libc::EPOLL_CTL_DEL, _) => {
@@ -215,10 +222,10 @@ pub fn manage(b: &mut Both) -> bool {
                 inner.ready.push_back(key);
             }
             s.listed.store(inner.ready.len() as u32, SeqCst);
-            s.managed.fetch_add(1, SeqCst);
+            s.one_more();
             s.moves.fetch_add(1, SeqCst);
         }
-        // Who sleeps in the kernel does not know yet that there is a bell.
+        // The item is listed.
         bell::ring(s.bell.load(Relaxed));
     }
     true

@@ -20,7 +20,7 @@ impl Set {
         }
         self.lock.reset_after_fork();
         self.bell_lock.reset_after_fork();
-        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.unaware, &self.muted] {
+        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.muted] {
             w.store(0, Relaxed);
         }
         self.exposed.store(false, Relaxed);
@@ -95,6 +95,15 @@ pub fn moved(old: &'static Conn, new: &'static Conn) {
     }
     to.watchers.store(ours.len() as u32, SeqCst);
     from.watchers.store(0, SeqCst);
+}
+
+/// Before a fork: either process may put its bell into a set, where the other finds it.
+pub fn about_to_fork() {
+    for fd in 0..=table::highest() {
+        if let Entry::Set(s) = table::get(fd) {
+            s.belled.store(true, SeqCst);
+        }
+    }
 }
 
 /// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::signals::{self, Since, Sleep};
+use crate::sleepers;
+use crate::sync::{coarse_ns, TICK_NS};
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
@@ -51,7 +53,8 @@ impl Set {
                     let Some(key) = inner.ready.pop_front() else { break };
                     if let Some(i) = inner.items.get_mut(&key) {
                         i.listed = false;
-                        let told = i.round == round || i.since >= round;
+                        // Another thread's call, which began later, may have overwritten that this one reported it.
+                        let told = i.round >= round || i.since >= round;
                         if i.managed && !i.spent && told {
                             i.listed = true;
                             inner.ready.push_back(key);
@@ -345,32 +348,79 @@ impl Set {
     /// Whether all that the kernel says is for the program, and nobody else has anything to say.
     #[inline]
     fn is_the_kernels(&self) -> bool {
-        let ours = self.managed.load(SeqCst) | self.bell.load(Relaxed) | self.oneshots.load(Relaxed);
-        ours | self.muted.load(SeqCst) == 0 && !self.nests.load(Relaxed)
+        let ours = self.managed.load(SeqCst) | self.muted.load(SeqCst) | self.oneshots.load(Relaxed);
+        ours == 0 && !self.belled.load(Relaxed) && !self.nests.load(Relaxed)
     }
 
     /// What is the program's of `n` events, in a set that was only the kernel's when they were asked for.
+    #[cold]
     fn admit_late(&self, evs: *mut epoll_event, n: usize) -> usize {
         let kept = self.without_token(evs, n);
         if kept < n {
-            // The bell is an edge, and meant for those who sleep here as if nothing were managed.
+            // The bell is an edge, and meant for those who sleep.
             bell::ring(self.bell.load(Acquire));
         }
         self.admit(evs, kept)
     }
 
+    /// Names the set among the places where threads sleep.
+    #[inline]
+    pub(super) fn place(&self) -> usize {
+        self as *const Set as usize
+    }
+
+    /// Has the thread `sleep` as if nothing were managed. If that changes meanwhile, the thread counts at the bell.
+    #[inline]
+    fn unaware(&self, since: Since, sleep: impl FnOnce(Sleep) -> SysResult) -> SysResult {
+        let word = sleepers::enter(self.place());
+        let mut end = || {
+            sleepers::leave(word);
+            if self.managed.load(SeqCst) > 0 {
+                self.leave_late();
+            }
+        };
+        if self.managed.load(SeqCst) > 0 {
+            end();
+            return Ok(0);
+        }
+        let r = sleep(Sleep { since, any: true, if_left: &mut end });
+        end();
+        r
+    }
+
+    /// The thread slept, counted at a bell that it did not know, and sleeps no more. It may have had the bell's edge.
+    #[cold]
+    fn leave_late(&self) {
+        let b = self.bell.load(Acquire);
+        bell::count_unaware(b, self.place());
+        if bell::asleep(b) {
+            bell::ring(b);
+        }
+    }
+
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
-        if timeout_ns == 0 && self.is_the_kernels() {
+        let since = Since::now();
+        let mut limit = timeout_ns;
+        if self.is_the_kernels() {
             let moves = self.moves.load(SeqCst);
-            let n = self.kernel_wait((evs, max as usize), 0, mask, None)?;
+            let began = if timeout_ns > 0 { coarse_ns() } else { 0 };
+            let to = (evs, max as usize);
+            let n = match timeout_ns {
+                0 => self.kernel_wait(to, 0, mask, None)?,
+                _ => self.unaware(since, |how| self.kernel_wait(to, timeout_ns, mask, Some(how)))?,
+            };
             // Another thread may have added a one-shot, or a bell, meanwhile.
-            let n = if self.is_the_kernels() { n } else { self.admit_late(evs, n) };
-            if n > 0 || self.moves.load(SeqCst) == moves {
+            let is_plain = self.is_the_kernels();
+            let n = if is_plain { n } else { self.admit_late(evs, n) };
+            if n > 0 || self.moves.load(SeqCst) == moves && (is_plain || timeout_ns == 0) {
                 return Ok(n as isize);
+            }
+            if timeout_ns > 0 {
+                limit = (began + TICK_NS).saturating_add(timeout_ns).saturating_sub(now_ns()).clamp(0, timeout_ns);
             }
         }
         let first = self.rounds.load(Relaxed);
-        let n = self.await_events(evs, max, timeout_ns, mask)?;
+        let n = self.await_events(evs, max, limit, mask, since)?;
         Ok(self.merge(evs, n as usize, first) as isize)
     }
 
@@ -380,11 +430,11 @@ impl Set {
         max: c_int,
         timeout_ns: i64,
         mask: *const sigset_t,
+        since: Since,
     ) -> Result<isize, Errno> {
         /// A kernel's fd is looked at when rings are busy at least this often.
         const KERNEL_EVERY_NS: i64 = 3_000;
         let max = max as usize;
-        let since = Since::now();
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         let mut limit = timeout_ns;
@@ -393,18 +443,7 @@ impl Set {
             // A connection that went over between the looks at its two possible places was seen in neither.
             let moved = || self.moves.load(SeqCst) != moves;
             if self.managed.load(SeqCst) == 0 {
-                self.unaware.fetch_add(1, SeqCst);
-                let mut end = || {
-                    let others = self.unaware.fetch_sub(1, SeqCst) > 1;
-                    if others && self.managed.load(SeqCst) > 0 {
-                        // They sleep without being counted at the bell, which wakes one of them at a time.
-                        bell::ring(self.bell.load(Acquire));
-                    }
-                };
-                let how = Sleep { since, any: true, if_left: &mut end };
-                let n = self.ask_kernel(evs, max, limit, mask, Some(how));
-                end();
-                let n = n?;
+                let n = self.unaware(since, |how| self.ask_kernel(evs, max, limit, mask, Some(how)))?;
                 if n > 0 {
                     return Ok(n as isize);
                 }

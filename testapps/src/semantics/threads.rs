@@ -8,6 +8,8 @@ use crate::{ensure, more, prng, same, sys, util};
 use libc::{EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 use libc::{MSG_NOSIGNAL, POLLIN, SHUT_RDWR, SHUT_WR};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::thread::{spawn, JoinHandle};
 use std::time::Instant;
 
@@ -25,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-del-while-waiting", del_while_waiting),
     ("epoll-mod-rearms-other-thread", rearm_other),
     ("epoll-edge-two-waiters", edge_two_waiters),
+    ("epoll-asleep-before-the-move", asleep_before_the_move),
     ("epoll-wakes-all-sets", all_sets),
     ("epoll-oneshot-workers", oneshot_workers),
     ("fcntl-by-other-thread", fcntl_other),
@@ -152,6 +155,48 @@ fn two_writers(cx: &mut Cx) -> Res {
     same!(count, [0, each * 1000, each * 1000], "bytes of each writer");
     sys::close(a)?;
     sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+/// Threads sleep in a set while its connection may move, and another keeps looking at it, which takes whatever is meant
+/// to tell them. They still wake for what comes later.
+fn asleep_before_the_move(cx: &mut Cx) -> Res {
+    const TRIES: u32 = 6;
+    for _ in 0..TRIES {
+        let (l, port) = sys::listen(0, 4)?;
+        let (a, b) = (sys::connect(port)?, sys::accept(l, 0)?);
+        let ep = sys::epoll_create()?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, b, 0, 3)?;
+        let sleepers: Vec<_> = (0..2).map(|_| spawn(move || sys::epoll_wait(ep, 4, 4000))).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let looks = spawn(move || -> Result<usize, i32> {
+            let mut n = 0;
+            while !seen.load(Ordering::Relaxed) {
+                n += sys::epoll_wait(ep, 4, 0)?.len();
+            }
+            Ok(n)
+        });
+        for i in 0..60u8 {
+            sys::write_all(a, &[i; 32])?;
+            sys::read_exact(b, &mut [0; 32])?;
+            sys::write_all(b, &[i; 32])?;
+            sys::read_exact(a, &mut [0; 32])?;
+            if i % 10 == 0 {
+                util::pause_ms(5);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        same!(join(looks)??, 0, "events of a connection for which none are wanted");
+        sys::write_all(a, b"x")?;
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, b, EPOLLIN as u32, 3)?;
+        for t in sleepers {
+            same!(join(t)??, vec![(EPOLLIN as u32, 3)], "what a thread sees that slept before");
+        }
+        for fd in [a, b, l, ep] {
+            sys::close(fd)?;
+        }
+    }
     cx.warm(4, 0)
 }
 
