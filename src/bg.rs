@@ -248,6 +248,8 @@ struct Look {
     verbs: bool,
     /// An RDMA listener or attempt, or 0.
     attempt: u64,
+    /// The peer expects a queue pair.
+    invited: bool,
     /// How often that moment was looked for.
     busy: u32,
     /// When to do the next thing.

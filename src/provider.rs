@@ -14,7 +14,7 @@ use core::ffi::{c_char, c_int, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -216,7 +216,8 @@ pub struct Api {
     pub register: unsafe extern "C" fn(*mut c_void, *mut u8, usize, c_int, *mut Memory) -> c_int,
     /// Ends a registration.
     pub forget: unsafe extern "C" fn(*mut c_void),
-    /// Connects, with private data of at most [`PRIVATE_DIAL`] bytes.
+    /// Connects, with private data of at most [`PRIVATE_DIAL`] bytes. Where the connection is not open that is only a
+    /// question, to which the peer can answer no; devices may refuse it.
     pub connect: unsafe extern "C" fn(*mut c_void, *const u8, u32) -> c_int,
     /// Answers a request, with private data.
     pub accept: unsafe extern "C" fn(*mut c_void, *const u8, u32) -> c_int,

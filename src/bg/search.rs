@@ -41,7 +41,13 @@ impl Bg {
             self.rdma_refusal(&ends[1].0)
         };
         if why != Why::None {
-            if !matches!(why, Why::NoWay | Why::NoDevice) || !self.rdma_again(conn) {
+            if matches!(why, Why::NoWay | Why::NoDevice) && self.rdma_again(conn) {
+                return;
+            }
+            if why == Why::NoWay && !is_hopeless(conn) {
+                // That it cannot be reached is believed for a while only.
+                conn.why(why);
+            } else {
                 make_plain(conn, why);
             }
             return;
@@ -212,9 +218,9 @@ impl Bg {
         if matches!(why, Why::Shared | Why::Unseen) {
             // Until the other process has let go of it, or the program shows how it waits.
             later(look.conn, 64);
-        } else if why != Why::NoPeer || is_hopeless(look.conn) {
+        } else if !matches!(why, Why::NoPeer | Why::NoWay) || is_hopeless(look.conn) {
             make_plain(look.conn, why);
-        } else if end.1 {
+        } else if end.1 && why == Why::NoPeer {
             let (times, until) = self.in_vain.entry((end.0.to, end.0.to_port)).or_default();
             *times += 1;
             if *times >= PATIENCE {
@@ -442,6 +448,7 @@ impl Look {
             found: None,
             verbs: false,
             attempt: 0,
+            invited: false,
             busy: 0,
             at: now,
             until: now + LISTEN_NS,

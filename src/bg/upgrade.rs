@@ -4,6 +4,17 @@
 use super::search::{soon, told};
 use super::*;
 
+/// Why a connection is not made ours.
+#[derive(Clone, Copy)]
+pub(super) enum Not {
+    /// A thread is inside the kernel with it.
+    Now,
+    /// The peer is being asked for memory that it can write.
+    WithoutRoom,
+    /// For this reason.
+    For(Why),
+}
+
 impl Bg {
     /// Sends a message, now or when there is room. `fd` goes along unless it is negative; it must stay
     /// open. False: the link is gone.
@@ -165,6 +176,9 @@ impl Bg {
                     if !r.take_chunk(&l.side, m.a, m.b) {
                         log(Level::Warn, format_args!("no more memory can be registered for a link"));
                     }
+                    let now = now_ns();
+                    let here = |k: &&mut Look| k.found.as_ref().is_some_and(|(x, _)| core::ptr::eq(*x, l));
+                    self.looks.values_mut().filter(here).for_each(|k| k.at = now);
                 }
             }
             _ => {}
@@ -189,14 +203,13 @@ impl Bg {
                     self.unmanage(conn, Why::Refused);
                 }
             }
-            Err(None) => {
-                if !self.wait_for_calm((t, false), l, None) {
+            Err(Not::For(why)) => self.fail_look((t, false), why),
+            Err(not) => {
+                if !self.wait_for_calm((t, false), l, None, not) {
                     self.drop_look((t, false));
-                    told(t, "a thread is in the way; again soon");
-                    soon(conn);
+                    again(conn, t, not);
                 }
             }
-            Err(Some(why)) => self.fail_look((t, false), why),
         }
     }
 
@@ -219,27 +232,33 @@ impl Bg {
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);
             }
-            Err(None) => {
-                if !self.wait_for_calm((m.tuple, true), l, Some(*m)) {
-                    reject(self, Why::Looking);
-                    told(m.tuple, "a thread is in the way; again soon");
-                    self.drop_look((m.tuple, true));
-                    soon(conn);
-                }
-            }
-            Err(Some(why)) => {
+            Err(Not::For(why)) => {
                 reject(self, why);
                 self.fail_look((m.tuple, true), why);
+            }
+            Err(not) => {
+                if !self.wait_for_calm((m.tuple, true), l, Some(*m), not) {
+                    reject(self, Why::Looking);
+                    self.drop_look((m.tuple, true));
+                    again(conn, m.tuple, not);
+                }
             }
         }
     }
 
-    /// A thread is inside the kernel with the connection: tries again in a moment, a bounded number of
-    /// times. False: that was the last; the connection's next calls will have it looked for anew.
-    pub(super) fn wait_for_calm(&mut self, end: End, l: &'static Link, proposal: Option<Msg>) -> bool {
+    /// A connection cannot be made ours at this moment: tries again in the next, a bounded number of times.
+    /// False: that was the last; the connection's next calls will have it looked for anew.
+    pub(super) fn wait_for_calm(&mut self, end: End, l: &'static Link, proposal: Option<Msg>, not: Not) -> bool {
         const TRIES: u32 = 64;
+        /// With the memory that is awaited comes a look at once.
+        const ROOM_NS: i64 = 100 * MS;
         let Some(k) = self.looks.get_mut(&end) else { return false };
         k.busy += 1;
+        if k.busy <= TRIES && matches!(not, Not::WithoutRoom) {
+            k.found = Some((l, proposal));
+            k.at = now_ns() + ROOM_NS;
+            return true;
+        }
         if k.busy > TRIES {
             log(Level::Debug, format_args!("no ring for a connection: it is always busy"));
             k.conn.hold.store(false, SeqCst);
@@ -251,44 +270,44 @@ impl Bg {
         true
     }
 
-    /// Makes a connection ours and starts to look for its mark. `Err(None)`: not now.
-    pub(super) fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Option<Why>> {
+    /// Makes a connection ours and starts to look for its mark.
+    pub(super) fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Not> {
         if l.dead.load(SeqCst) {
-            return Err(Some(Why::Refused));
+            return Err(Not::For(Why::Refused));
+        }
+        let log2 = config::get().ring_bytes.trailing_zeros();
+        if l.remote().is_some() && !l.side.has_room(log2) {
+            return Err(Not::WithoutRoom);
         }
         if self.unseen.has(conn) {
             make_plain(conn, Why::Unseen);
-            return Err(Some(Why::Unseen));
+            return Err(Not::For(Why::Unseen));
         }
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() {
-            return Err(Some(Why::Refused));
+            return Err(Not::For(Why::Refused));
         }
         if conn.is_inherited() || !may_be_used(conn) {
-            return Err(Some(Why::Shared));
+            return Err(Not::For(Why::Shared));
         }
         if !conn.evidence.load(SeqCst) {
             // Taken back since the peer was looked for; or it is the peer that wants to.
-            return Err(Some(Why::Unseen));
+            return Err(Not::For(Why::Unseen));
         }
         // Who is inside the kernel now has not been counted yet; who comes later sees the phase.
         let busy = || conn.local().rx_inflight.load(SeqCst) > 0 || conn.local().tx_inflight.load(SeqCst) > 0;
         if busy() {
             conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
-            return Err(None);
-        }
-        if l.remote().is_some() && !l.side.has_room(config::get().ring_bytes.trailing_zeros()) {
-            // The peer is being asked for more.
-            return Err(None);
+            return Err(Not::Now);
         }
         conn.set_phase(Phase::Managed);
         if busy() {
             conn.set_phase(Phase::Raw);
             conn.gentle.store(true, SeqCst);
             conn.hold.store(true, SeqCst);
-            return Err(None);
+            return Err(Not::Now);
         }
         conn.hold.store(false, SeqCst);
         let r = prepare(&mut b, conn, l, fd);
@@ -309,8 +328,12 @@ impl Bg {
             Err(why) => {
                 conn.set_phase(Phase::Raw);
                 drop(b);
+                if why == Why::Resources && l.remote().is_some() && !l.side.has_room(log2) {
+                    // Another connection's ring has grown meanwhile.
+                    return Err(Not::WithoutRoom);
+                }
                 make_plain(conn, why);
-                Err(Some(why))
+                Err(Not::For(why))
             }
         }
     }
@@ -493,6 +516,17 @@ impl Bg {
             }
         }
         self.dead.push((l, now_ns() + GRACE_NS));
+    }
+}
+
+/// No right moment came for a connection.
+fn again(conn: &Conn, t: Tuple, not: Not) {
+    if matches!(not, Not::WithoutRoom) {
+        told(t, "no memory for its ring");
+        conn.why(Why::Resources);
+    } else {
+        told(t, "a thread is in the way; again soon");
+        soon(conn);
     }
 }
 

@@ -11,16 +11,15 @@ use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 /// How long a host that could not be reached by RDMA is left alone: at first, and at most.
 const IN_VAIN_NS: i64 = 1_000 * MS;
 const IN_VAIN_LONGEST_NS: i64 = 60_000 * MS;
-/// How many connections of one host are dialled for at a time: those that follow mostly need no queue pair of their
-/// own, because their peer asks for them over the link that the first one makes.
-const DIALLING: usize = 4;
+/// How many connections of one host are asked for at a time.
+const KNOCKING: usize = 16;
 /// How long others wait for one of these to be done, and for a peer to ask over a link that is there.
-const DIAL_LATER_NS: i64 = 4 * MS;
+const KNOCK_LATER_NS: i64 = 16 * MS;
 const ASKED_BY_NS: i64 = 20 * MS;
 /// How many times the memory of hosts in vain.
 const IN_VAIN_MOST: usize = 1024;
 
-/// What the ends of a queue pair say of themselves while it is made.
+/// What the ends of a queue pair say of themselves before it is made, and while it is.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 struct Hello {
@@ -46,10 +45,15 @@ struct Again {
     at: i64,
 }
 
-/// What a [`Hello`] means.
+/// What a [`Hello`] means. Whoever dials knocks first, with no queue pair, because most often there is a link already.
 mod says {
+    /// We have a link already, or will have one in a moment: expect an `ASK` on it.
     pub const USE: u8 = 1;
     pub const REFUSE: u8 = 2;
+    /// "Is this connection yours?"
+    pub const KNOCK: u8 = 3;
+    /// "It is: come with a queue pair."
+    pub const COME: u8 = 4;
 }
 
 const MAGIC: u32 = 0x7273_7601;
@@ -73,9 +77,23 @@ impl Hello {
 
 /// A listener, an attempt, or a link by its token.
 enum Place {
-    Listener { id: *mut c_void, end: End },
-    Dial { id: *mut c_void, end: End, half: Option<Half>, until: i64 },
-    Answer { half: Half, process: [u8; 16], host: [u8; 16], until: i64 },
+    Listener {
+        id: *mut c_void,
+        end: End,
+    },
+    /// `half`: with a queue pair.
+    Dial {
+        id: *mut c_void,
+        end: End,
+        half: Option<Half>,
+        until: i64,
+    },
+    Answer {
+        half: Half,
+        process: [u8; 16],
+        host: [u8; 16],
+        until: i64,
+    },
     Link(&'static Link),
 }
 
@@ -85,6 +103,8 @@ pub(super) struct Rdma {
     /// The provider, and its state; null where it could not start.
     started: Option<(Option<&'static Api>, usize)>,
     places: HashMap<u64, Place>,
+    /// How many of them are [`Place::Dial`], by host.
+    dialled: HashMap<[u8; 16], usize>,
     last: u64,
     looks: remote::Looks,
     /// The hosts of links that we have dialled.
@@ -96,6 +116,8 @@ pub(super) struct Rdma {
     again: HashMap<usize, Again>,
     /// Pieces of segments that were asked for.
     asked: HashMap<usize, u32>,
+    /// Processes that were told to come with a queue pair, and until when they are waited for.
+    awaited: HashMap<[u8; 16], i64>,
 }
 
 impl Rdma {
@@ -110,12 +132,33 @@ impl Rdma {
         for a in self.again.values() {
             at = at.min(a.at);
         }
+        for until in self.awaited.values() {
+            at = at.min(*until);
+        }
         at
     }
 
     fn token(&mut self) -> u64 {
         self.last += 1;
         self.last
+    }
+
+    fn put(&mut self, token: u64, p: Place) {
+        if let Place::Dial { end, .. } = &p {
+            *self.dialled.entry(end.0.from).or_insert(0) += 1;
+        }
+        self.places.insert(token, p);
+    }
+
+    fn take(&mut self, token: u64) -> Option<Place> {
+        let p = self.places.remove(&token)?;
+        if let Place::Dial { end, .. } = &p {
+            match self.dialled.get_mut(&end.0.from) {
+                Some(n) if *n > 1 => *n -= 1,
+                _ => _ = self.dialled.remove(&end.0.from),
+            }
+        }
+        Some(p)
     }
 }
 
@@ -232,9 +275,8 @@ impl Bg {
         if look.dials >= DIALS + 2 || now >= look.until {
             return self.fail_look(end, Why::NoPeer);
         }
-        let same = |p: &&Place| matches!(p, Place::Dial { end, .. } if end.0.from == t.from);
-        if self.rdma.places.values().filter(same).count() >= DIALLING {
-            look.at = now + DIAL_LATER_NS;
+        if self.rdma.dialled.get(&t.from).is_some_and(|n| *n >= KNOCKING) {
+            look.at = now + KNOCK_LATER_NS;
             return;
         }
         if look.dials == 0 && self.rdma.hosts.values().any(|h| *h == t.from) {
@@ -248,7 +290,7 @@ impl Bg {
         match unsafe { (api.dial)(state, &t.to, &t.from, t.from_port, token, &mut id) } {
             0 => {
                 look.attempt = token;
-                self.rdma.places.insert(token, Place::Dial { id, end, half: None, until: now + HANDSHAKE_NS });
+                self.rdma.put(token, Place::Dial { id, end, half: None, until: now + HANDSHAKE_NS });
             }
             e => {
                 log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
@@ -258,11 +300,15 @@ impl Bg {
     }
 
     fn rdma_unreachable(&mut self, end: End) {
+        let peer = if end.1 { end.0.to } else { end.0.from };
+        if self.rdma.hosts.values().any(|h| *h == peer) {
+            // There is a link with that host, which has only been too slow.
+            return self.fail_look(end, Why::NoPeer);
+        }
         let now = now_ns();
         if self.rdma.in_vain.len() >= IN_VAIN_MOST {
             self.rdma.in_vain.clear();
         }
-        let peer = if end.1 { end.0.to } else { end.0.from };
         let known = self.rdma.in_vain.get(&peer).copied().unwrap_or((0, 0));
         // Of several connections that fail together only the first makes the time longer.
         let span = if now < known.0 { known.1 } else { (known.1 * 2).clamp(IN_VAIN_NS, IN_VAIN_LONGEST_NS) };
@@ -312,7 +358,7 @@ impl Bg {
 
     /// A search has ended: so does what it had begun.
     pub(super) fn rdma_drop(&mut self, token: u64) {
-        if let Some(p) = self.rdma.places.remove(&token) {
+        if let Some(p) = self.rdma.take(token) {
             self.rdma_end(p);
         }
     }
@@ -324,10 +370,20 @@ impl Bg {
             Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => unsafe { (api.close)(id) },
             Place::Dial { half: Some(half), .. } => half.destroy(api),
             Place::Answer { half, process, .. } => {
-                self.ask_later.retain(|(p, _)| *p != process);
+                self.rdma_expects(&process, false);
                 half.destroy(api);
             }
             Place::Link(_) => {}
+        }
+    }
+
+    /// Whether a process is expected to make a link with us; if it is not, it is not to be asked for anything.
+    fn rdma_expects(&mut self, process: &[u8; 16], yes: bool) {
+        if yes {
+            self.rdma.awaited.insert(*process, now_ns() + HANDSHAKE_NS);
+        } else {
+            self.rdma.awaited.remove(process);
+            self.ask_later.retain(|(p, _)| p != process);
         }
     }
 
@@ -354,6 +410,11 @@ impl Bg {
             self.hear_remote(l, r);
         }
         self.rdma_look_again(now);
+        let in_vain: Vec<[u8; 16]> =
+            self.rdma.awaited.iter().filter(|(_, until)| **until <= now).map(|(p, _)| *p).collect();
+        for p in in_vain {
+            self.rdma_expects(&p, false);
+        }
         let late: Vec<u64> = self
             .rdma
             .places
@@ -461,9 +522,15 @@ impl Bg {
             return;
         }
         let under_way = |p: &Place| matches!(p, Place::Answer { process, .. } if *process == h.process);
-        if self.rdma.places.values().any(under_way) {
+        let knocks = h.says == says::KNOCK;
+        let comes = knocks && self.rdma.awaited.contains_key(&h.process);
+        if comes || !knocks && self.rdma.places.values().any(under_way) {
             self.ask_later.push((h.process, t));
             return refuse(Hello { says: says::USE, ..self.hello(None) });
+        }
+        if knocks {
+            self.rdma_expects(&h.process, true);
+            return refuse(Hello { says: says::COME, ..self.hello(None) });
         }
         let token = self.rdma.token();
         // SAFETY: a request that nobody else has.
@@ -471,6 +538,7 @@ impl Bg {
             Ok(half) => half,
             Err(errno) => {
                 cannot_register(errno);
+                self.rdma_expects(&h.process, false);
                 return refuse(Hello { says: says::REFUSE, why: Why::Resources as u8, ..self.hello(None) });
             }
         };
@@ -479,8 +547,11 @@ impl Bg {
         let answer = self.hello(Some(&half));
         // SAFETY: an open request; the data is readable.
         if unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) } != 0 {
+            self.rdma_expects(&h.process, false);
             return half.destroy(api);
         }
+        // Until it is there, for those that knock meanwhile.
+        self.rdma.awaited.insert(h.process, now_ns() + 2 * HANDSHAKE_NS);
         let until = now_ns() + HANDSHAKE_NS;
         self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, until });
     }
@@ -489,6 +560,14 @@ impl Bg {
     fn rdma_routed(&mut self, api: &'static Api, e: &Event) {
         let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
         let end = *end;
+        if self.looks.get(&end).is_some_and(|k| !k.invited) {
+            let knock = Hello { port: end.0.to_port, says: says::KNOCK, ..self.hello(None) };
+            // SAFETY: a routed id; the data is readable.
+            if unsafe { (api.connect)(e.id, knock.bytes().as_ptr(), knock.bytes().len() as u32) } == 0 {
+                return;
+            }
+            // A device that wants to see a queue pair first.
+        }
         // SAFETY: a routed id that nobody else has.
         let half = match unsafe { Half::new(api, e.id, e.token) } {
             Ok(half) => half,
@@ -509,7 +588,7 @@ impl Bg {
     }
 
     fn rdma_established(&mut self, e: &Event) {
-        match self.rdma.places.remove(&e.token) {
+        match self.rdma.take(e.token) {
             Some(Place::Dial { end, half: Some(half), id, .. }) => {
                 if let Some(look) = self.looks.get_mut(&end) {
                     look.attempt = 0;
@@ -526,6 +605,7 @@ impl Bg {
                 }
             }
             Some(Place::Answer { half, process, host, .. }) => {
+                self.rdma.awaited.remove(&process);
                 if let Some(l) = self.rdma_link(e.token, process, true, half) {
                     // For all that it may have accepted, too.
                     let others = self.looks.iter().filter(|((t, ours), k)| *ours && k.verbs && t.to == host);
@@ -537,9 +617,7 @@ impl Bg {
                     }
                 }
             }
-            Some(p) => {
-                self.rdma.places.insert(e.token, p);
-            }
+            Some(p) => self.rdma.put(e.token, p),
             None => {}
         }
     }
@@ -571,6 +649,7 @@ impl Bg {
         self.rdma_drop(e.token);
         let Some(look) = self.looks.get_mut(&end) else { return };
         look.attempt = 0;
+        look.invited = false;
         look.at = now_ns() + (MS << look.dials.min(8));
         match Hello::read(e) {
             Some(h) if h.says == says::USE => {
@@ -578,8 +657,11 @@ impl Bg {
                     self.propose(l, end.0);
                 } else {
                     look.at = now_ns() + HANDSHAKE_NS;
-                    look.dials = u32::MAX / 2;
                 }
+            }
+            Some(h) if h.says == says::COME => {
+                look.invited = true;
+                look.at = now_ns();
             }
             Some(h) if h.says == says::REFUSE && h.why != Why::NoPeer as u8 => {
                 self.fail_look(end, Why::from_u8(h.why));
