@@ -127,8 +127,11 @@ impl Broker {
         let mut c = self.as_postgres("initdb")?;
         c.arg("-D").arg(&data).args(["-A", "trust", "-U", "postgres", "--no-sync", "--locale=C"]);
         quiet(c)?;
-        let lines: Vec<String> =
-            lab.clients.iter().map(|a| format!("host all all {a}/{} trust\n", if a.is_ipv4() { 32 } else { 128 })).collect();
+        let lines: Vec<String> = lab
+            .clients
+            .iter()
+            .map(|a| format!("host all all {a}/{} trust\n", if a.is_ipv4() { 32 } else { 128 }))
+            .collect();
         append(&data.join("pg_hba.conf"), &lines.concat())?;
         write(&data.join("ready"), "")?;
         Ok(data)

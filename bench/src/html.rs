@@ -46,7 +46,11 @@ fn cell(c: &Cell, first: &str, rows: usize) -> String {
 
 fn row(r: &Row, columns: usize) -> String {
     if let Some(why) = &r.failed {
-        return format!("<tr><td>{}</td><td class=\"bad\" colspan=\"{columns}\">{}</td></tr>", escape(&r.x), escape(why));
+        return format!(
+            "<tr><td>{}</td><td class=\"bad\" colspan=\"{columns}\">{}</td></tr>",
+            escape(&r.x),
+            escape(why)
+        );
     }
     let mut s = String::new();
     for (i, c) in r.cells.iter().enumerate() {
@@ -59,7 +63,12 @@ fn row(r: &Row, columns: usize) -> String {
         s += "</tr>";
     }
     for (name, why) in &r.lost {
-        let _ = write!(s, "<tr><td></td><td class=\"s\" colspan=\"{columns}\">{} failed: {}</td></tr>", escape(name), escape(why));
+        let _ = write!(
+            s,
+            "<tr><td></td><td class=\"s\" colspan=\"{columns}\">{} failed: {}</td></tr>",
+            escape(name),
+            escape(why)
+        );
     }
     s
 }
@@ -218,7 +227,17 @@ mod tests {
         let machine = serde_json::json!({ "cores": 2, "settings": [], "limit": "writes <alone>", "peer": there });
         let page = page(&machine, &[o], &["x: not installed".into()]);
         well_formed(&page);
-        for want in ["1 better", "1 worse", "1 failed", "99.5 %", "&lt;died&gt;", "2.00x better", "&lt;hung&gt;", "other-host", "&lt;alone&gt;"] {
+        for want in [
+            "1 better",
+            "1 worse",
+            "1 failed",
+            "99.5 %",
+            "&lt;died&gt;",
+            "2.00x better",
+            "&lt;hung&gt;",
+            "other-host",
+            "&lt;alone&gt;",
+        ] {
             assert!(page.contains(want), "{want}");
         }
         for loads in ["<script", "src=", "http:", "@import", "url("] {

@@ -61,14 +61,12 @@ pub struct Lab {
 }
 
 /// What preloaded processes have reported, in all.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct Bytes {
     /// Bytes sent over rings.
     pub ring: u64,
     /// Bytes sent over TCP.
     pub tcp: u64,
-    /// Processes that have reported.
-    pub reports: u64,
 }
 
 /// What is known of a server that has ended.
@@ -99,6 +97,8 @@ pub struct Served {
     kid: Kid,
     watch: Watch,
     stop: Stop,
+    /// Whether a report must be there, and the process's own: real servers may leave that to their children.
+    reports: Option<bool>,
     /// Where it listens.
     pub port: u16,
 }
@@ -106,7 +106,7 @@ pub struct Served {
 impl Served {
     /// Starts the server of a pair at an address of this host.
     pub fn start(lab: &Lab, p: &dyn Pair, v: &Variant, host: &str) -> Result<Served, String> {
-        let _ = lab.reports();
+        let _ = lab.reports_with(None);
         let watch = Watch::new(LIMIT);
         let mut start = p.server(lab, host)?;
         lab.dress(&mut start.command, v);
@@ -116,7 +116,7 @@ impl Served {
             Some(port) => kid.ready(host, port)?,
             None => kid.announced()?,
         };
-        Ok(Served { kid, watch, stop: start.stop, port })
+        Ok(Served { kid, watch, stop: start.stop, reports: v.rings().then_some(start.port.is_none()), port })
     }
 
     /// Ends it; its client has ended.
@@ -131,7 +131,8 @@ impl Served {
         if status != 0 {
             return Err(format!("the server ended with {status}: {}", tail("", &mut self.kid)));
         }
-        Ok(Ended { cpu, bytes: lab.reports()? })
+        let bytes = lab.reports_with(self.reports.map(|own| (own, &mut self.kid)))?;
+        Ok(Ended { cpu, bytes })
     }
 }
 
@@ -170,7 +171,17 @@ impl Lab {
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(say)?;
         let copy = dir.join("libringsock.so");
         let host = "127.0.0.1".to_string();
-        let lab = Lab { lib: copy, dir, baseline: host.clone(), host, me, secs, peer: None, clients: vec![], settings: vec![] };
+        let lab = Lab {
+            lib: copy,
+            dir,
+            baseline: host.clone(),
+            host,
+            me,
+            secs,
+            peer: None,
+            clients: vec![],
+            settings: vec![],
+        };
         // The provider of RDMA is looked for beside the library.
         let provider = "libringsock_verbs.so";
         for (from, name) in [(lib.to_path_buf(), "libringsock.so"), (lib.with_file_name(provider), provider)] {
@@ -212,27 +223,32 @@ impl Lab {
         }
     }
 
-    /// Sums and removes the reports that lie here.
-    fn reports(&self) -> Result<Bytes, String> {
-        let mut sum = Bytes::default();
-        for e in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            if !e.file_name().to_string_lossy().starts_with("report.") {
-                continue;
-            }
+    /// Sums and removes the reports that lie here. If a process is given there must be some, or its own.
+    fn reports_with(&self, want: Option<(bool, &mut Kid)>) -> Result<Bytes, String> {
+        let (mut sum, mut pids) = (Bytes::default(), Vec::new());
+        for e in std::fs::read_dir(&self.dir).map_err(|x| format!("reports: {x}"))?.flatten() {
+            let name = e.file_name().to_string_lossy().into_owned();
+            let Some(pid) = name.strip_prefix("report.") else { continue };
             let text = std::fs::read(e.path()).map_err(|x| format!("a report: {x}"))?;
             let v: Value = serde_json::from_slice(&text).map_err(|x| format!("a report: {x}"))?;
             sum.ring += v["totals"]["tx_bytes_ring"].as_u64().unwrap_or(0);
             sum.tcp += v["totals"]["tx_bytes_tcp"].as_u64().unwrap_or(0);
-            sum.reports += 1;
+            pids.push(pid.to_string());
             let _ = std::fs::remove_file(e.path());
         }
-        Ok(sum)
+        match want {
+            Some((own, k)) if pids.is_empty() || own && !pids.contains(&k.child.id().to_string()) => {
+                let said = tail("", k);
+                Err(format!("{} has not reported: was it preloaded? Reports: {pids:?} {said}", k.child.id()))
+            }
+            _ => Ok(sum),
+        }
     }
 
     /// One run of a point's server and client.
     pub fn run(&self, e: &Experiment, point: usize, v: &Variant) -> Result<Sample, String> {
         let (p, host) = (e.points[point].pair.as_ref(), self.address(v));
-        let _ = self.reports();
+        let _ = self.reports_with(None);
         let (server, port) = match &self.peer {
             None => {
                 let s = Served::start(self, p, v, host)?;
@@ -256,16 +272,11 @@ impl Lab {
             return Err(format!("the client ended with {status}{why}: {}", tail(&said, &mut client)));
         }
         let values = p.parse(&said).map_err(|e| format!("{e}: {}", tail(&said, &mut client)))?;
-        let (server, mut here) = (server.end(self)?, Bytes::default());
-        if self.peer.is_some() {
-            here = self.reports()?;
-            if v.rings() && here.reports == 0 {
-                return Err("the client has not reported: was it preloaded?".into());
-            }
-        }
-        if v.rings() && server.bytes.reports == 0 {
-            return Err("no process has reported: was it preloaded?".into());
-        }
+        let here = match &self.peer {
+            Some(_) => self.reports_with(v.rings().then_some((true, &mut client)))?,
+            None => Bytes::default(),
+        };
+        let server = server.end(self)?;
         let (ring, tcp) = (here.ring + server.bytes.ring, here.tcp + server.bytes.tcp);
         Ok(Sample { values, cpu: cpu_client + server.cpu, cpu_server: server.cpu, ring, tcp })
     }

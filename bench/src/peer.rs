@@ -151,7 +151,7 @@ impl Peer {
     pub fn end(&self) -> Result<Ended, String> {
         let v = self.ask(json!({ "do": "end" }))?;
         let n = |k: &str| v[k].as_u64().unwrap_or(0);
-        let bytes = Bytes { ring: n("ring"), tcp: n("tcp"), reports: n("reports") };
+        let bytes = Bytes { ring: n("ring"), tcp: n("tcp") };
         Ok(Ended { cpu: v["cpu"].as_f64().unwrap_or(0.0), bytes })
     }
 
@@ -193,8 +193,7 @@ impl Agent {
                 lab.settings.push((k.clone(), v.as_str().unwrap_or("").into()));
             }
         }
-        let missing: Vec<Value> =
-            all.iter().filter_map(|e| Some(json!([e.name, e.missing(true, false)?]))).collect();
+        let missing: Vec<Value> = all.iter().filter_map(|e| Some(json!([e.name, e.missing(true, false)?]))).collect();
         let answer = json!({ "machine": machine::host(), "missing": missing });
         Ok((Agent { lab, all, served: None, raw: None }, answer))
     }
@@ -225,7 +224,7 @@ impl Agent {
             "end" => {
                 let s = self.served.take().ok_or("nothing runs")?;
                 let Ended { cpu, bytes } = s.end(&self.lab)?;
-                Ok(json!({ "cpu": cpu, "ring": bytes.ring, "tcp": bytes.tcp, "reports": bytes.reports }))
+                Ok(json!({ "cpu": cpu, "ring": bytes.ring, "tcp": bytes.tcp }))
             }
             "forget" => {
                 self.served = None;

@@ -131,7 +131,12 @@ pub fn chart(title: &str, axis: &str, groups: &[Group]) -> String {
             );
         }
         if let Some(l) = g.limit {
-            limits.push(format!("{:.1},{y:.1} {:.1},{y:.1}", mid - wide * many / 2.0, mid + wide * many / 2.0, y = scale.y(l)));
+            limits.push(format!(
+                "{:.1},{y:.1} {:.1},{y:.1}",
+                mid - wide * many / 2.0,
+                mid + wide * many / 2.0,
+                y = scale.y(l)
+            ));
         }
         let _ = write!(
             s,
@@ -175,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_chart_is_well_formed() {
-        let group = |l: &str| Group { label: l.into(), bars: vec![Some(bar(3.0)), Some(bar(9.0)), None], limit: Some(20.0) };
+        let group =
+            |l: &str| Group { label: l.into(), bars: vec![Some(bar(3.0)), Some(bar(9.0)), None], limit: Some(20.0) };
         let s = chart("a < b & c", "\"x\"", &[group("1"), group("2")]);
         assert_eq!(s.matches("<rect").count(), 4);
         assert!(s.contains("a &lt; b &amp; c") && s.contains("&quot;x&quot;") && s.ends_with("</svg>"));

@@ -53,7 +53,8 @@ impl Variant {
         let (name, path) = match KNOWN.iter().find(|k| k.0 == spec) {
             Some((name, file)) => (*name, find(file).ok_or(format!("{name}: {file} is not installed"))?),
             None => {
-                let (name, path) = spec.split_once('=').ok_or(format!("{spec}: neither rsocket, smc nor NAME=LIBRARY"))?;
+                let (name, path) =
+                    spec.split_once('=').ok_or(format!("{spec}: neither rsocket, smc nor NAME=LIBRARY"))?;
                 (name, PathBuf::from(path))
             }
         };
@@ -85,7 +86,8 @@ mod tests {
         let v = Variant::parse("other=/proc/self/exe").unwrap();
         let exe = std::env::current_exe().unwrap().canonicalize().unwrap();
         assert_eq!((v.name.as_str(), v.preload), ("other", Preload::Other(exe)));
-        for bad in ["", "nobody", "x=/nonexistent.so", "plain=/proc/self/exe", "a b=/proc/self/exe", "=/proc/self/exe"] {
+        for bad in ["", "nobody", "x=/nonexistent.so", "plain=/proc/self/exe", "a b=/proc/self/exe", "=/proc/self/exe"]
+        {
             assert!(Variant::parse(bad).is_err(), "{bad}");
         }
     }
