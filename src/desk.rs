@@ -255,8 +255,13 @@ fn listen() -> SysResult<c_int> {
         line(RETURN, 0, 0, SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
-    // SAFETY: both concern the calling thread alone, which executes nothing; `program` is readable.
+    // SAFETY: all concern the calling thread alone, which executes nothing; `program` is readable.
     unsafe {
+        // A filter that was there before may kill the process for a call that it does not know: those of services under
+        // systemd's `SystemCallFilter=` do, and `pidfd_getfd` is not among the calls of `@system-service`.
+        if sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0)? != 0 {
+            return Err(libc::EPERM);
+        }
         sys!(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)?;
         sys!(libc::SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program)
     }

@@ -147,7 +147,8 @@ fn reuse_connection(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// Whether the kernel lets the library keep its new fds out of the program's low numbers; with RDMA it cannot.
+/// Whether the library can keep its new fds out of the program's low numbers: the kernel lets it, nobody filters system
+/// calls, and there is no RDMA.
 fn numbers_can_stay_free() -> bool {
     // SAFETY: plain numbers; the second fd is closed with the process.
     let got = unsafe {
@@ -159,7 +160,9 @@ fn numbers_can_stay_free() -> bool {
     };
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
     let verbs = std::env::var("RINGSOCK_LINKS").is_ok_and(|v| v.contains("verbs"));
-    got >= 0 && actions.contains("user_notif") && !verbs
+    // SAFETY: plain numbers.
+    let filtered = unsafe { libc::prctl(libc::PR_GET_SECCOMP) } != 0;
+    !filtered && got >= 0 && actions.contains("user_notif") && !verbs
 }
 
 fn numbers_stay_free(cx: &mut Cx) -> Res {
