@@ -202,6 +202,8 @@ pub struct Config {
     pub device: Text<64>,
     /// `RINGSOCK_GID_INDEX`: index in the device's GID table; `None` means to choose.
     pub gid_index: Option<u8>,
+    /// `RINGSOCK_ISOLATION`: each connection with another host has a link, and so keys, of its own.
+    pub strict: bool,
     /// `RINGSOCK_TEST_PROTOCOL`: the protocol version to announce instead of our own, for tests.
     pub test_protocol: Option<u32>,
     /// `RINGSOCK_CHAOS`: the seed of random upgrades and returns, for tests; `None` is off.
@@ -267,6 +269,7 @@ settings! {
     Report, "RINGSOCK_REPORT", "a path of at most 1023 bytes (%p is the pid)", "";
     Device, "RINGSOCK_DEVICE", "the name of an RDMA device, at most 63 bytes", "";
     GidIndex, "RINGSOCK_GID_INDEX", "auto, or 0 to 255", "auto";
+    Isolation, "RINGSOCK_ISOLATION", "shared or strict", "shared";
     TestProtocol, "RINGSOCK_TEST_PROTOCOL", "a number from 0 to 4294967295", "";
     Chaos, "RINGSOCK_CHAOS", "a number from 0 to 18446744073709551615", "";
 }
@@ -315,6 +318,7 @@ const fn default_config() -> Config {
         rules: Rules::EMPTY,
         device: Text::EMPTY,
         gid_index: None,
+        strict: false,
         test_protocol: None,
         chaos: None,
         complaints: Complaints::NONE,
@@ -464,6 +468,7 @@ impl Config {
             Id::Rules => Path::new(value).map(|v| self.rules_path = Some(v)),
             Id::Device => Text::new(value).map(|v| self.device = v),
             Id::GidIndex => parse_auto(value, 0, 255).map(|v| self.gid_index = v.map(|n| n as u8)),
+            Id::Isolation => parse_isolation(value).map(|v| self.strict = v),
             Id::TestProtocol => {
                 parse_number(value, 0, u64::from(u32::MAX)).map(|v| self.test_protocol = Some(v as u32))
             }
@@ -528,6 +533,14 @@ fn parse_links(value: &[u8]) -> Option<Links> {
         }
     }
     Some(links)
+}
+
+fn parse_isolation(value: &[u8]) -> Option<bool> {
+    match value.trim_ascii() {
+        b"shared" => Some(false),
+        b"strict" => Some(true),
+        _ => None,
+    }
 }
 
 /// A decimal number within bounds.

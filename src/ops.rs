@@ -98,7 +98,7 @@ pub unsafe fn exec_failed() {
 
 /// A thread is about to be started with this function.
 pub fn thread_new(start: usize) {
-    if !bg::entries().contains(&start) {
+    if start != bg::entry() {
         process::another_thread();
     }
 }

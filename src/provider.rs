@@ -14,7 +14,7 @@ use core::ffi::{c_char, c_int, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -180,7 +180,7 @@ pub struct Options {
     pub device: [c_char; 64],
     /// Whether devices without hardware may be used.
     pub software: u32,
-    /// Index of the address (GID) of the device from which connections are begun; -1: the one that they have for TCP.
+    /// Index of the address (GID) of the device for all connections; -1: the one that they have for TCP.
     pub gid_index: i32,
     /// Gives an fd of the provider's a number out of the program's way, and returns it.
     pub place: extern "C" fn(c_int) -> c_int,
@@ -204,7 +204,10 @@ pub struct Api {
     pub event: unsafe extern "C" fn(*mut c_void, *mut Event) -> c_int,
     /// Listens at an address (IPv4 mapped) and port. The answer is in the last argument.
     pub listen: unsafe extern "C" fn(*mut c_void, *const [u8; 16], u16, u64, *mut *mut c_void) -> c_int,
-    /// Begins to look for a way from an address to an address and port; an event says how it ends.
+    /// The address of this host at which connections with a peer (the first address) are to be made, if a setting says:
+    /// 0, and the address is in the last argument.
+    pub own: unsafe extern "C" fn(*mut c_void, *const [u8; 16], *mut [u8; 16]) -> c_int,
+    /// Begins to look for a way from an address (all zeroes: any) to an address and port; an event says how it ends.
     pub dial: unsafe extern "C" fn(*mut c_void, *const [u8; 16], *const [u8; 16], u16, u64, *mut *mut c_void) -> c_int,
     /// Makes the queue pair of a request or a routed connection: so many writes under way, so many receives.
     pub open: unsafe extern "C" fn(*mut c_void, u32, u32, u64, *mut Limits) -> c_int,

@@ -15,7 +15,6 @@
 //! Only who is about to sleep waits for `poll_lock`. Both are leaves.
 
 use crate::conn::Conn;
-use crate::desk;
 use crate::layout::*;
 use crate::link::Msg;
 use crate::provider::{Api, Channel, Limits, Memory, Write};
@@ -296,6 +295,10 @@ pub struct Remote {
     inbox_out: AtomicU32,
     /// The background thread has messages that did not go out.
     pub wants_to_say: AtomicBool,
+    /// It serves one connection only, and ends with it.
+    pub alone: AtomicBool,
+    /// That one has been there.
+    pub served: AtomicBool,
 }
 
 // SAFETY: everything that changes is atomic, or guarded as said at the fields.
@@ -323,8 +326,7 @@ impl Half {
     /// # Safety
     /// `id` must be such a one of the provider's, and the caller's alone.
     pub unsafe fn new(api: &'static Api, id: *mut c_void, token: u64) -> SysResult<Half> {
-        let mut side = desk::run(Side::new_remote)?;
-        side.place()?;
+        let side = Side::new_remote()?;
         let undo = |maps: &[Map], e| {
             for m in maps {
                 // SAFETY: nobody has seen it.
@@ -550,8 +552,8 @@ impl Remote {
     pub fn make_timer(&self) -> Option<i32> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: no preconditions.
-        let fd = desk::make(|| unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) });
-        let fd = crate::fdhigh::not_for_children(fd.ok()?);
+        let fd = unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) }.ok()?;
+        let fd = crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd as i32));
         self.timer.store(fd, SeqCst);
         Some(fd)
     }

@@ -65,6 +65,9 @@ pub struct Args {
     /// Index in the RDMA device's GID table, or auto [default: auto]
     #[arg(long, value_name = "INDEX")]
     gid_index: Option<String>,
+    /// Whether connections with another host share keys: shared or strict [default: shared]
+    #[arg(long, value_name = "HOW")]
+    isolation: Option<String>,
     /// Protocol version to announce, for tests
     #[arg(long, value_name = "VERSION", hide = true)]
     test_protocol: Option<String>,
@@ -98,6 +101,7 @@ impl Args {
             ("RINGSOCK_REPORT", &self.report),
             ("RINGSOCK_DEVICE", &self.device),
             ("RINGSOCK_GID_INDEX", &self.gid_index),
+            ("RINGSOCK_ISOLATION", &self.isolation),
             ("RINGSOCK_TEST_PROTOCOL", &self.test_protocol),
             ("RINGSOCK_CHAOS", &self.chaos),
         ];

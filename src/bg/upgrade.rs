@@ -3,7 +3,6 @@
 
 use super::search::{soon, told};
 use super::*;
-use crate::desk::Lent;
 
 /// Why a connection is not made ours.
 #[derive(Clone, Copy)]
@@ -94,12 +93,7 @@ impl Bg {
                 return;
             }
             let mut fds = [-1; 4];
-            let got = if desk::is_open() && link::brings_fds(l.sock) {
-                desk::run(|| Lent::new(l.sock).map(|s| link::recv_msg(s.fd(), &mut fds))).and_then(|r| r)
-            } else {
-                link::recv_msg(l.sock, &mut fds)
-            };
-            match got {
+            match link::recv_msg(l.sock, &mut fds) {
                 Ok(Some(m)) => self.on_message(l, &m, &mut fds),
                 Err(libc::EAGAIN) => return,
                 Err(libc::EINTR) => {}
@@ -116,6 +110,8 @@ impl Bg {
     pub(super) fn on_message(&mut self, l: &'static Link, m: &Msg, fds: &mut [c_int; 4]) {
         log(Level::Trace, format_args!("link: heard {} {} {}", m.kind, m.a, m.b));
         match m.kind {
+            // One that serves a single connection is never asked for another.
+            kind::ASK if l.is_alone() => {}
             kind::ASK => {
                 if self.found((m.tuple, false)).is_some() {
                     self.propose(l, m.tuple);
@@ -169,8 +165,8 @@ impl Bg {
                 }
             },
             kind::BELL if fds[0] >= 0 => {
-                let Ok(bell) = desk::place(core::mem::replace(&mut fds[0], -1)) else { return };
-                l.set_bell_fd(m.a, bell);
+                l.set_bell_fd(m.a, fds[0]);
+                fds[0] = -1;
                 self.say(l, Msg { kind: kind::BELL_OK, a: m.a, ..Msg::default() });
             }
             kind::BELL_OK => {
@@ -224,9 +220,12 @@ impl Bg {
             bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
         let Some(conn) = self.found((m.tuple, true)).map(|k| k.conn) else { return reject(self, Why::NoPeer) };
+        if l.is_alone() && l.slots.load(SeqCst) > 0 {
+            return reject(self, Why::Refused);
+        }
         self.in_vain.remove(&(m.tuple.to, m.tuple.to_port));
         let servers = self.servers.entry((m.tuple.to, m.tuple.to_port)).or_default();
-        if !servers.iter().any(|s| core::ptr::eq(*s, l)) {
+        if !l.is_alone() && !servers.iter().any(|s| core::ptr::eq(*s, l)) {
             servers.push(l);
         }
         match self.begin(conn, l) {
@@ -319,6 +318,9 @@ impl Bg {
         let r = prepare(&mut b, conn, l, fd);
         match r {
             Ok(ok) => {
+                if let Some(r) = l.remote() {
+                    r.served.store(true, Relaxed);
+                }
                 // Whatever was said of the slot's former use.
                 self.left_by_peer.remove(&(key(l), ok.0));
                 if chaos::is_on() {

@@ -7,6 +7,9 @@
 use super::*;
 use crate::provider::{self, Api, Event, Options, What};
 use crate::remote::{self, Half, Remote, FIRST_CHUNK};
+use hello::{flag, says, Hello, Referral};
+
+mod hello;
 
 /// How long a host that could not be reached by RDMA is left alone: at first, and at most.
 const IN_VAIN_NS: i64 = 1_000 * MS;
@@ -19,24 +22,6 @@ const ASKED_BY_NS: i64 = 20 * MS;
 /// How many times the memory of hosts in vain.
 const IN_VAIN_MOST: usize = 1024;
 
-/// What the ends of a queue pair say of themselves before it is made, and while it is.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C)]
-struct Hello {
-    magic: u32,
-    version: u32,
-    process: [u8; 16],
-    /// Where the sender has the mirror of the receiver's segment, and the keys of its notes and first rings.
-    mirror: u64,
-    keys: [u32; 2],
-    /// The accepting end's port.
-    port: u16,
-    /// See [`says`].
-    says: u8,
-    why: u8,
-    reserved: u32,
-}
-
 /// See [`Rdma::again`].
 struct Again {
     conn: &'static Conn,
@@ -45,41 +30,13 @@ struct Again {
     at: i64,
 }
 
-/// What a [`Hello`] means. Whoever dials knocks first, with no queue pair, because most often there is a link already.
-mod says {
-    /// We have a link already, or will have one in a moment: expect an `ASK` on it.
-    pub const USE: u8 = 1;
-    pub const REFUSE: u8 = 2;
-    /// "Is this connection yours?"
-    pub const KNOCK: u8 = 3;
-    /// "It is: come with a queue pair."
-    pub const COME: u8 = 4;
-}
-
-const MAGIC: u32 = 0x7273_7601;
-const _: () = assert!(size_of::<Hello>() <= provider::PRIVATE_DIAL);
-
-impl Hello {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the structure has no padding.
-        unsafe { core::slice::from_raw_parts((self as *const Hello).cast(), size_of::<Hello>()) }
-    }
-
-    fn read(e: &Event) -> Option<Hello> {
-        if (e.private_len as usize) < size_of::<Hello>() {
-            return None;
-        }
-        // SAFETY: long enough, and any bytes are valid.
-        let h = unsafe { e.private.as_ptr().cast::<Hello>().read_unaligned() };
-        (h.magic == MAGIC).then_some(h)
-    }
-}
-
 /// A listener, an attempt, or a link by its token.
 enum Place {
+    /// `at`: another listener of the same connection, and the address where it is; all that come here are sent there.
     Listener {
         id: *mut c_void,
         end: End,
+        at: Option<(u64, [u8; 16])>,
     },
     /// `half`: with a queue pair.
     Dial {
@@ -92,6 +49,7 @@ enum Place {
         half: Half,
         process: [u8; 16],
         host: [u8; 16],
+        alone: bool,
         until: i64,
     },
     Link(&'static Link),
@@ -116,6 +74,8 @@ pub(super) struct Rdma {
     again: HashMap<usize, Again>,
     /// Pieces of segments that were asked for.
     asked: HashMap<usize, u32>,
+    /// Links for one connection that were made lately, and until when it is awaited.
+    fresh: Vec<(&'static Link, i64)>,
     /// Processes that were told to come with a queue pair, and until when they are waited for.
     awaited: HashMap<[u8; 16], i64>,
 }
@@ -132,7 +92,7 @@ impl Rdma {
         for a in self.again.values() {
             at = at.min(a.at);
         }
-        for until in self.awaited.values() {
+        for until in self.awaited.values().chain(self.fresh.iter().map(|(_, until)| until)) {
             at = at.min(*until);
         }
         at
@@ -180,7 +140,7 @@ fn has_device() -> bool {
 impl Bg {
     /// Why RDMA is of no use for a connection with a host; `None`: it may be of use.
     pub(super) fn rdma_refusal(&mut self, peer: &[u8; 16]) -> Why {
-        if !desk::run(has_device) {
+        if !has_device() {
             return Why::NoDevice;
         }
         if self.rdma.in_vain.get(peer).is_some_and(|(until, _)| *until > now_ns()) {
@@ -232,11 +192,12 @@ impl Bg {
 
     fn hello(&self, half: Option<&Half>) -> Hello {
         Hello {
-            magic: MAGIC,
+            magic: hello::MAGIC,
             version: config::protocol(link::VERSION),
             process: self.process,
             mirror: half.map_or(0, |h| h.mirror.base as u64),
             keys: half.map_or([0; 2], |h| h.keys),
+            flags: if config::get().strict { flag::ALONE } else { 0 },
             ..Hello::default()
         }
     }
@@ -257,7 +218,8 @@ impl Bg {
                 0 => {
                     look.attempt = token;
                     look.at = look.until;
-                    self.rdma.places.insert(token, Place::Listener { id, end });
+                    let at = self.listen_at_own(api, state, end);
+                    self.rdma.places.insert(token, Place::Listener { id, end, at });
                 }
                 libc::EADDRINUSE => look.at = now + 20 * MS,
                 e => {
@@ -286,8 +248,17 @@ impl Bg {
         }
         look.at = now + HANDSHAKE_NS;
         look.dials += 1;
+        let mut from = t.to;
         // SAFETY: as above.
-        match unsafe { (api.dial)(state, &t.to, &t.from, t.from_port, token, &mut id) } {
+        match unsafe { (api.own)(state, &t.from, &mut from) } {
+            0 => {}
+            libc::ENOENT if look.sent_to.is_some() => from = [0; 16],
+            libc::ENOENT => {}
+            _ => return self.fail_look(end, Why::NoWay),
+        }
+        let to = look.sent_to.unwrap_or(t.from);
+        // SAFETY: as above.
+        match unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) } {
             0 => {
                 look.attempt = token;
                 self.rdma.put(token, Place::Dial { id, end, half: None, until: now + HANDSHAKE_NS });
@@ -297,6 +268,22 @@ impl Bg {
                 self.rdma_unreachable(end);
             }
         }
+    }
+
+    /// Listens at the address that `RINGSOCK_GID_INDEX` says, if it is another one than the connection's.
+    fn listen_at_own(&mut self, api: &'static Api, state: *mut c_void, end: End) -> Option<(u64, [u8; 16])> {
+        let (t, mut at, mut id) = (end.0, [0; 16], core::ptr::null_mut());
+        // SAFETY: a state of the provider's, and valid pointers.
+        if unsafe { (api.own)(state, &t.to, &mut at) } != 0 || at == t.from {
+            return None;
+        }
+        let token = self.rdma.token();
+        // SAFETY: as above.
+        if unsafe { (api.listen)(state, &at, t.from_port, token, &mut id) } != 0 {
+            return None;
+        }
+        self.rdma.places.insert(token, Place::Listener { id, end, at: None });
+        Some((token, at))
     }
 
     fn rdma_unreachable(&mut self, end: End) {
@@ -365,12 +352,17 @@ impl Bg {
 
     fn rdma_end(&mut self, p: Place) {
         let Some((api, _)) = self.provider() else { return };
+        if let Place::Listener { at: Some((other, _)), .. } = &p {
+            self.rdma_drop(*other);
+        }
         match p {
             // SAFETY: ids of the provider's that nobody else has.
             Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => unsafe { (api.close)(id) },
             Place::Dial { half: Some(half), .. } => half.destroy(api),
-            Place::Answer { half, process, .. } => {
-                self.rdma_expects(&process, false);
+            Place::Answer { half, process, alone, .. } => {
+                if !alone {
+                    self.rdma_expects(&process, false);
+                }
                 half.destroy(api);
             }
             Place::Link(_) => {}
@@ -410,6 +402,12 @@ impl Bg {
             self.hear_remote(l, r);
         }
         self.rdma_look_again(now);
+        for (l, _) in self.rdma.fresh.extract_if(.., |(_, until)| *until <= now).collect::<Vec<_>>() {
+            let unused = l.remote().is_some_and(|r| !r.served.load(Relaxed));
+            if unused && !l.dead.load(Relaxed) {
+                self.lost(l);
+            }
+        }
         let in_vain: Vec<[u8; 16]> =
             self.rdma.awaited.iter().filter(|(_, until)| **until <= now).map(|(p, _)| *p).collect();
         for p in in_vain {
@@ -452,7 +450,9 @@ impl Bg {
             *asked = wanted;
             self.say(l, Msg { kind: kind::NEED, a: wanted, ..Msg::default() });
         }
-        if r.failed.load(SeqCst) {
+        // Its connection was here, and both ends have left it.
+        let over = r.alone.load(Relaxed) && r.served.load(Relaxed) && l.slots.load(SeqCst) == 0;
+        if over || r.failed.load(SeqCst) {
             self.lost(l);
         }
     }
@@ -503,10 +503,10 @@ impl Bg {
             (api.reject)(e.id, h.bytes().as_ptr(), h.bytes().len() as u32);
             (api.close)(e.id);
         };
-        let Some(Place::Listener { end, .. }) = self.rdma.places.get(&e.listener) else {
+        let Some(Place::Listener { end, at, .. }) = self.rdma.places.get(&e.listener) else {
             return refuse(Hello { says: says::REFUSE, why: Why::NoPeer as u8, ..self.hello(None) });
         };
-        let end = *end;
+        let (end, at) = (*end, *at);
         let t = end.0;
         let Some(h) = Hello::read(e).filter(|h| h.port == t.to_port) else {
             return refuse(Hello { says: says::REFUSE, why: Why::NoPeer as u8, ..self.hello(None) });
@@ -515,7 +515,18 @@ impl Bg {
             refuse(Hello { says: says::REFUSE, why: Why::Version as u8, ..self.hello(None) });
             return self.fail_look(end, Why::Version);
         }
-        let same = |l: &&'static Link| l.answered && l.process == h.process && l.remote().is_some();
+        if let Some((_, at)) = at {
+            let r = Referral { hello: Hello { says: says::AT, ..self.hello(None) }, at };
+            // SAFETY: as above.
+            unsafe {
+                (api.reject)(e.id, r.bytes().as_ptr(), r.bytes().len() as u32);
+                (api.close)(e.id);
+            }
+            return;
+        }
+        let alone = h.is_alone();
+        let same =
+            |l: &&'static Link| !alone && l.answered && l.process == h.process && l.remote().is_some() && !l.is_alone();
         if let Some(l) = self.links.iter().copied().find(|l| same(l)) {
             refuse(Hello { says: says::USE, ..self.hello(None) });
             self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
@@ -524,12 +535,14 @@ impl Bg {
         let under_way = |p: &Place| matches!(p, Place::Answer { process, .. } if *process == h.process);
         let knocks = h.says == says::KNOCK;
         let comes = knocks && self.rdma.awaited.contains_key(&h.process);
-        if comes || !knocks && self.rdma.places.values().any(under_way) {
+        if !alone && (comes || !knocks && self.rdma.places.values().any(under_way)) {
             self.ask_later.push((h.process, t));
             return refuse(Hello { says: says::USE, ..self.hello(None) });
         }
         if knocks {
-            self.rdma_expects(&h.process, true);
+            if !alone {
+                self.rdma_expects(&h.process, true);
+            }
             return refuse(Hello { says: says::COME, ..self.hello(None) });
         }
         let token = self.rdma.token();
@@ -538,7 +551,9 @@ impl Bg {
             Ok(half) => half,
             Err(errno) => {
                 cannot_register(errno);
-                self.rdma_expects(&h.process, false);
+                if !alone {
+                    self.rdma_expects(&h.process, false);
+                }
                 return refuse(Hello { says: says::REFUSE, why: Why::Resources as u8, ..self.hello(None) });
             }
         };
@@ -547,20 +562,24 @@ impl Bg {
         let answer = self.hello(Some(&half));
         // SAFETY: an open request; the data is readable.
         if unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) } != 0 {
-            self.rdma_expects(&h.process, false);
+            if !alone {
+                self.rdma_expects(&h.process, false);
+            }
             return half.destroy(api);
         }
-        // Until it is there, for those that knock meanwhile.
-        self.rdma.awaited.insert(h.process, now_ns() + 2 * HANDSHAKE_NS);
+        if !alone {
+            // Until it is there, for those that knock meanwhile.
+            self.rdma.awaited.insert(h.process, now_ns() + 2 * HANDSHAKE_NS);
+        }
         let until = now_ns() + HANDSHAKE_NS;
-        self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, until });
+        self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, alone, until });
     }
 
     /// The way to a peer is known.
     fn rdma_routed(&mut self, api: &'static Api, e: &Event) {
         let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
         let end = *end;
-        if self.looks.get(&end).is_some_and(|k| !k.invited) {
+        if !config::get().strict && self.looks.get(&end).is_some_and(|k| !k.invited) {
             let knock = Hello { port: end.0.to_port, says: says::KNOCK, ..self.hello(None) };
             // SAFETY: a routed id; the data is readable.
             if unsafe { (api.connect)(e.id, knock.bytes().as_ptr(), knock.bytes().len() as u32) } == 0 {
@@ -599,14 +618,19 @@ impl Bg {
                 };
                 half.set_peer(h.mirror, h.keys);
                 self.rdma.in_vain.remove(&end.0.from);
-                if let Some(l) = self.rdma_link(e.token, h.process, false, half) {
-                    self.rdma.hosts.insert(key(l), end.0.from);
+                if let Some(l) = self.rdma_link(e.token, h.process, false, half, h.is_alone()) {
+                    if !l.is_alone() {
+                        self.rdma.hosts.insert(key(l), end.0.from);
+                    }
                     self.propose(l, end.0);
                 }
             }
+            Some(Place::Answer { half, process, alone: true, .. }) => {
+                self.rdma_link(e.token, process, true, half, true);
+            }
             Some(Place::Answer { half, process, host, .. }) => {
                 self.rdma.awaited.remove(&process);
-                if let Some(l) = self.rdma_link(e.token, process, true, half) {
+                if let Some(l) = self.rdma_link(e.token, process, true, half, false) {
                     // For all that it may have accepted, too.
                     let others = self.looks.iter().filter(|((t, ours), k)| *ours && k.verbs && t.to == host);
                     for t in others.map(|((t, _), _)| *t).collect::<Vec<_>>() {
@@ -622,8 +646,22 @@ impl Bg {
         }
     }
 
-    fn rdma_link(&mut self, token: u64, process: [u8; 16], answered: bool, half: Half) -> Option<&'static Link> {
-        let l = link::publish(Link::new_remote(process, answered, half), &mut self.retired)?;
+    fn rdma_link(
+        &mut self,
+        token: u64,
+        process: [u8; 16],
+        answered: bool,
+        half: Half,
+        alone: bool,
+    ) -> Option<&'static Link> {
+        let l = Link::new_remote(process, answered, half);
+        if let Some(r) = l.remote() {
+            r.alone.store(alone, Relaxed);
+        }
+        let l = link::publish(l, &mut self.retired)?;
+        if alone {
+            self.rdma.fresh.push((l, now_ns() + 2 * HANDSHAKE_NS));
+        }
         self.links.push(l);
         self.rdma.places.insert(token, Place::Link(l));
         self.rdma.asked.remove(&key(l));
@@ -659,6 +697,10 @@ impl Bg {
                     look.at = now_ns() + HANDSHAKE_NS;
                 }
             }
+            Some(h) if h.says == says::AT => {
+                look.sent_to = Referral::read(e);
+                look.at = now_ns();
+            }
             Some(h) if h.says == says::COME => {
                 look.invited = true;
                 look.at = now_ns();
@@ -688,7 +730,10 @@ impl Bg {
         remote::count(false);
         self.rdma.hosts.remove(&key(l));
         self.rdma.places.retain(|_, p| !matches!(p, Place::Link(x) if core::ptr::eq(*x, l)));
-        log(Level::Info, format_args!("a verbs link is lost: its connections go on over TCP"));
+        self.rdma.fresh.retain(|(x, _)| !core::ptr::eq(*x, l));
+        if l.slots.load(SeqCst) > 0 {
+            log(Level::Info, format_args!("a verbs link is lost: its connections go on over TCP"));
+        }
     }
 }
 

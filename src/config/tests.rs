@@ -63,6 +63,8 @@ fn numbers_and_sizes() {
     assert_eq!(with(&[c"RINGSOCK_UPGRADE_AFTER=0"]).upgrade_after, 0);
     assert_eq!(with(&[c"RINGSOCK_UPGRADE_BYTES=1M"]).upgrade_bytes, 1 << 20);
     assert_eq!(with(&[c"RINGSOCK_GID_INDEX=3"]).gid_index, Some(3));
+    assert!(with(&[c"RINGSOCK_ISOLATION=strict"]).strict);
+    assert!(!with(&[c"RINGSOCK_ISOLATION=shared"]).strict);
     assert_eq!(with(&[c"RINGSOCK_TEST_PROTOCOL=7"]).test_protocol, Some(7));
     assert_eq!(with(&[c"RINGSOCK_CHAOS=18446744073709551615"]).chaos, Some(u64::MAX));
     assert_eq!(with(&[c"RINGSOCK_CHAOS=x"]).chaos, None);
@@ -82,10 +84,11 @@ fn what_is_not_understood_is_named_and_the_default_holds() {
         c"RINGSOCK_UPGRADE_AFTER=-1",
         c"RINGSOCK_LOG=loud",
         c"RINGSOCK_GID_INDEX=256",
+        c"RINGSOCK_ISOLATION=on",
     ]);
     assert_eq!((c.spin, c.ring_bytes, c.ring_max, c.upgrade_after), (Spin::Auto, 16384, 4 << 20, 8));
     assert!(c.links.shm && c.links.verbs && c.log_level == Level::Warn);
-    assert_eq!(complaints(&c).len(), 7);
+    assert_eq!(complaints(&c).len(), 8);
 }
 
 #[test]

@@ -463,6 +463,9 @@ mod tests {
         unsafe extern "C" fn listen(_: *mut c_void, _: *const [u8; 16], _: u16, _: u64, _: *mut *mut c_void) -> c_int {
             0
         }
+        unsafe extern "C" fn own(_: *mut c_void, _: *const [u8; 16], _: *mut [u8; 16]) -> c_int {
+            0
+        }
         unsafe extern "C" fn dial(
             _: *mut c_void,
             _: *const [u8; 16],
@@ -513,6 +516,7 @@ mod tests {
             fd: number,
             event,
             listen,
+            own,
             dial,
             open,
             channel,

@@ -49,6 +49,21 @@ pub unsafe extern "C" fn listen(
     0
 }
 
+pub unsafe extern "C" fn own(ctx: *mut c_void, peer: *const [u8; 16], to: *mut [u8; 16]) -> c_int {
+    // SAFETY: as for `listen`.
+    let (ctx, peer) = unsafe { (&*ctx.cast::<Ctx>(), *peer) };
+    let Some(index) = ctx.gid_index else { return libc::ENOENT };
+    let peer = host::reachable(&peer, &ctx.device, ctx.software).unwrap_or(peer);
+    match host::address_at(index, &peer, &ctx.device, ctx.software) {
+        Some(a) => {
+            // SAFETY: the caller's array.
+            unsafe { to.write(a) };
+            0
+        }
+        None => libc::EADDRNOTAVAIL,
+    }
+}
+
 pub unsafe extern "C" fn dial(
     ctx: *mut c_void,
     from: *const [u8; 16],
@@ -64,22 +79,15 @@ pub unsafe extern "C" fn dial(
     else {
         return libc::EADDRNOTAVAIL;
     };
-    let from = match ctx.gid_index {
-        Some(index) => match host::address_at(index, &addr, &ctx.device, ctx.software) {
-            Some(a) => a,
-            None => return libc::EADDRNOTAVAIL,
-        },
-        None => from,
-    };
     let cm = match ctx.new_cm() {
         Ok(cm) => cm,
         Err(e) => return e,
     };
     let (mut src, mut dst) = (host::sockaddr(&from, 0), host::sockaddr(&addr, port));
     let id = ctx.id(cm, token);
-    // SAFETY: a live id and valid addresses.
-    let r =
-        checked(unsafe { (ctx.lib.rdma_resolve_addr)(cm, (&raw mut src).cast(), (&raw mut dst).cast(), RESOLVE_MS) });
+    let src = if from == [0; 16] { null_mut() } else { (&raw mut src).cast() };
+    // SAFETY: a live id and valid addresses; none stands for any.
+    let r = checked(unsafe { (ctx.lib.rdma_resolve_addr)(cm, src, (&raw mut dst).cast(), RESOLVE_MS) });
     if r != 0 {
         // SAFETY: nobody else has the id.
         unsafe { close(id.cast()) };

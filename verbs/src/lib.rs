@@ -19,6 +19,7 @@ static TABLE: Api = Api {
     fd: context::fd,
     event: context::event,
     listen: attempt::listen,
+    own: attempt::own,
     dial: attempt::dial,
     open: queue::open,
     channel: queue::channel,
