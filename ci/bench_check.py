@@ -10,12 +10,12 @@ import argparse
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 
+import browser
 from preload_lib import clean_env, target_dir, workplace
 
 SVG = "{http://www.w3.org/2000/svg}svg"
@@ -38,16 +38,26 @@ LESS = {
 }
 
 
-def check_run(a, folder):
-    """Runs the command."""
-    cmd = [os.path.join(target_dir(), "release", "ringsock"), "bench", "--quick", "--out", folder]
-    cmd += ["--rounds", str(a.rounds), "--seconds", str(a.seconds)]
-    if a.only:
-        cmd += ["--only", a.only]
-    began = time.monotonic()
-    r = subprocess.run(cmd, env=clean_env(), capture_output=True, text=True, timeout=a.limit, cwd=folder)
+def bench(folder, words, limit, inside=()):
+    """Runs the command, below the words of `inside`; its report."""
+    cmd = [*inside, ringsock(), "bench", "--quick", "--out", folder, *words]
+    r = subprocess.run(cmd, env=clean_env(), capture_output=True, text=True, timeout=limit)
     failed = [x.strip() for x in r.stdout.splitlines() if "FAILED" in x]
     assert r.returncode == 0 and not failed, f"status {r.returncode}: {failed[:3]} {r.stderr[-300:]}"
+    with open(os.path.join(folder, "report.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
+def ringsock():
+    """The command."""
+    return os.path.abspath(os.path.join(target_dir(), "release", "ringsock"))
+
+
+def check_run(a, folder):
+    """Runs the command."""
+    began = time.monotonic()
+    words = ["--rounds", str(a.rounds), "--seconds", str(a.seconds)]
+    bench(folder, words + (["--only", a.only] if a.only else []), a.limit)
     return f"{time.monotonic() - began:.0f} s"
 
 
@@ -89,25 +99,125 @@ def check_page(a, folder):
     return f"{len(sections)} sections, {charts} charts"
 
 
+# Of every section: its name, the points of its table, and of each of its charts the bars that really take room.
+LOOK = """[...document.querySelectorAll('h2')].map(h => {
+  const charts = h.nextElementSibling.nextElementSibling, box = x => x.getBoundingClientRect();
+  return {name: h.id, charts: [...charts.querySelectorAll('svg')].map(s => ({
+    room: box(s).width * box(s).height, labels: [...s.querySelectorAll('text.a')].map(t => t.textContent),
+    bars: [...s.querySelectorAll('rect')].filter(r => box(r).width > 1 && box(r).height > 0).length}))}})"""
+
+
 def check_browser(a, folder):
-    """A headless browser shows every chart and says nothing in its console."""
-    browser = next((b for b in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if b), None)
-    if browser is None:
+    """A headless browser draws a chart for every row, with a bar for every point, and says nothing in its console."""
+    program = browser.find()
+    if program is None:
         return None
-    # fmt: off
-    cmd = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr",
-        f"--user-data-dir={folder}/profile", "--virtual-time-budget=3000", "--dump-dom",
-        f"file://{folder}/report.html",
-    ]
-    # fmt: on
-    r = subprocess.run(cmd, env=clean_env({"HOME": folder}), capture_output=True, text=True, timeout=120)
-    assert r.returncode == 0, f"status {r.returncode}: {r.stderr[-300:]}"
-    said = [x for x in r.stderr.splitlines() if ":CONSOLE" in x]
+    with open(os.path.join(folder, "report.json"), encoding="utf-8") as f:
+        rows = {e["name"]: e for e in json.load(f)["experiments"]}
+    with browser.Page(program, os.path.join(folder, "profile")) as page:
+        page.open(f"file://{folder}/report.html")
+        seen = page.value(LOOK)
+        said = page.said
     assert not said, said[:3]
-    charts, sections = r.stdout.count("<svg"), r.stdout.count("<h2")
-    assert sections and charts >= 2 * sections, f"{charts} charts in {sections} sections"
-    return f"{charts} charts shown, nothing in the console"
+    assert [s["name"] for s in seen] == list(rows), (seen, list(rows))
+    charts = bars = 0
+    for s in seen:
+        points = [p["x"] for p in rows[s["name"]]["points"]]
+        assert len(s["charts"]) >= 2, s
+        for c in s["charts"]:
+            missing = [x for x in points if x not in c["labels"]]
+            assert c["room"] > 10_000 and not missing, (s["name"], c, missing)
+            assert c["bars"] == 2 * len(points), (s["name"], c, points)
+            charts, bars = charts + 1, bars + c["bars"]
+    return f"{charts} charts with {bars} bars drawn, nothing in the console"
+
+
+def check_two_addresses(a, folder):
+    """Servers run by an agent at one address, plain ones at another, with a further column; over rings."""
+    also = "/lib/x86_64-linux-gnu/libm.so.6"
+    also = ["--also", f"again={also}"] if os.path.exists(also) else []
+    words = ["--peer", f"'{ringsock()}'", "--address", "127.0.0.2", "--baseline", "127.0.0.3", *also]
+    words += ["--only", "trips,setup,channel,log-replication", "--rounds", "2", "--seconds", "0.3"]
+    data = bench(folder, words, 240)
+    assert data["machine"]["peer"]["cores"] and data["machine"]["baseline"] == "127.0.0.3", data["machine"]
+    points = 0
+    for e in data["experiments"]:
+        assert e["variants"] == ["plain", "preloaded"] + ["again"] * (len(also) // 2), e["variants"]
+        for p in e["points"]:
+            assert not p["lost"], p["lost"]
+            for r in p["results"]:
+                assert all(r[v]["median"] > 0 for v in e["variants"]), (e["name"], p["x"], r)
+                # The clocks of two hosts say nothing together.
+                assert r["metric"] != "lag", e["name"]
+            # How many there must be is the other check's: these runs are shorter still.
+            assert e["name"] == "setup" or p["share_on_rings"] > 0.2, (e["name"], p["x"], p["share_on_rings"])
+            points += 1
+    return f"{points} points, {len(data['experiments'])} experiments"
+
+
+def check_two_hosts(a, folder):
+    """Two network namespaces with two wires between them stand for two hosts without RDMA: everything stays on TCP."""
+    if os.geteuid() != 0:
+        return None
+    names = [f"rs-bench-{os.getpid()}-{x}" for x in "ab"]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, timeout=20, capture_output=True)
+
+    try:
+        for n in names:
+            ip("netns", "add", n)
+        for i, wire in enumerate(("w0", "w1")):
+            ip("link", "add", wire, "netns", names[0], "type", "veth", "peer", "name", wire, "netns", names[1])
+            for k, n in enumerate(names):
+                ip("-n", n, "addr", "add", f"10.97.{i}.{k + 1}/24", "dev", wire)
+                ip("-n", n, "link", "set", wire, "up")
+        for n in names:
+            ip("-n", n, "link", "set", "lo", "up")
+    except (OSError, subprocess.SubprocessError) as e:
+        for n in names:
+            subprocess.run(["ip", "netns", "del", n], timeout=20, capture_output=True, check=False)
+        return print(f"   no network namespaces: {e}")
+    try:
+        words = ["--peer", f"ip netns exec {names[1]} '{ringsock()}'", "--address", "10.97.0.2"]
+        words += ["--baseline", "10.97.1.2", "--rounds", "2", "--seconds", "0.2"]
+        words += ["--only", "trips,setup,channel,pubsub-rate,redis,memcached,mosquitto,postgres,nginx"]
+        data = bench(folder, words, 300, inside=("ip", "netns", "exec", names[0]))
+        # Both wires were used: plain runs by the baseline's address, preloaded ones by the other.
+        sent = []
+        for wire in ("w0", "w1"):
+            r = subprocess.run(
+                ["ip", "netns", "exec", names[1], "cat", f"/sys/class/net/{wire}/statistics/tx_bytes"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+            )
+            sent.append(int(r.stdout))
+    finally:
+        for n in names:
+            subprocess.run(["ip", "netns", "del", n], timeout=20, capture_output=True, check=False)
+    points = 0
+    for e in data["experiments"]:
+        for p in e["points"]:
+            assert p["results"] and p["share_on_rings"] == 0 and p["limit"] is None, (e["name"], p)
+            points += 1
+    assert min(sent) > 1_000_000, sent
+    assert data["machine"]["limit"].startswith("none"), data["machine"]["limit"]
+    return f"{points} points, {sent[0] / 1e6:.0f} and {sent[1] / 1e6:.0f} MB sent on the two wires"
+
+
+def install():
+    """A browser, on Debian as root; without one that check is skipped."""
+    if os.geteuid() != 0:
+        return
+    env = clean_env({"DEBIAN_FRONTEND": "noninteractive"})
+    for cmd in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+        try:
+            subprocess.run(cmd, env=env, capture_output=True, timeout=400, check=True)
+        except (OSError, subprocess.SubprocessError) as e:
+            print(f"   no browser: {e}", flush=True)
+            return
 
 
 def main():
@@ -117,14 +227,20 @@ def main():
     ap.add_argument("--rounds", type=int, default=1)
     ap.add_argument("--seconds", type=float, default=0.2)
     ap.add_argument("--limit", type=float, default=600, help="seconds that the command may take")
+    ap.add_argument("--install", action="store_true", help="install a browser if there is none (Debian, as root)")
     a = ap.parse_args()
     count = {"PASS": 0, "FAIL": 0, "SKIP": 0}
+    if a.install and browser.find() is None:
+        install()
     with workplace("bench-check-") as folder:
-        for f in (check_run, check_data, check_page, check_browser):
+        for f in (check_run, check_data, check_page, check_browser, check_two_addresses, check_two_hosts):
             try:
-                text = f(a, os.path.abspath(folder))
+                place = os.path.abspath(folder)
+                if f.__name__.startswith("check_two"):
+                    place = os.path.join(place, f.__name__)
+                text = f(a, place)
                 verdict = "SKIP" if text is None else "PASS"
-                text = text or "no browser is installed"
+                text = text or "not here: no browser, or not root"
             except (AssertionError, OSError, KeyError, ValueError, subprocess.SubprocessError) as e:
                 verdict, text = "FAIL", f"{type(e).__name__}: {e}"
             except ElementTree.ParseError as e:

@@ -6,7 +6,7 @@
 //! background thread; an epoll set with ring sockets has one of its own, and
 //! a thread in `poll` borrows one.
 
-use crate::fdhigh;
+use crate::desk;
 use crate::layout::{BellPage, BELLS};
 use crate::shm;
 use crate::sleepers;
@@ -23,17 +23,22 @@ static SLEEPERS: [AtomicU32; BELLS] = [const { AtomicU32::new(0) }; BELLS];
 static UNAWARE: [AtomicUsize; BELLS] = [const { AtomicUsize::new(0) }; BELLS];
 static USED: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
+/// So many bells are kept ready.
+const SPARE: u32 = 2;
 
 /// The fd of the page of sleep words, creating page and bell 0 first if need be.
 pub fn page_fd() -> Option<c_int> {
     let _g = LOCK.lock();
     if PAGE.load(Acquire).is_null() {
-        let (fd, map) = shm::create_owned(b"ringsock-bells\0", 4096).ok()?;
-        if shm::allocate(fd, 0, 4096).is_err() {
-            sys::close(fd);
-            return None;
-        }
-        PAGE_FD.store(fd, Relaxed);
+        let (fd, map) = desk::run(|| {
+            let (fd, map) = shm::create_owned(b"ringsock-bells\0", 4096).ok()?;
+            if shm::allocate(fd, 0, 4096).is_err() {
+                sys::close(fd);
+                return None;
+            }
+            Some((fd, map))
+        })?;
+        PAGE_FD.store(desk::place(fd).ok()?, Relaxed);
         PAGE.store(map.base as *mut BellPage, Release);
         take(0)?;
     }
@@ -42,19 +47,47 @@ pub fn page_fd() -> Option<c_int> {
 
 fn take(k: usize) -> Option<u32> {
     if FDS[k].load(Relaxed) < 0 {
-        // SAFETY: no preconditions.
-        let fd = unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }.ok()?;
-        FDS[k].store(fdhigh::move_high(fd as c_int), Release);
+        make(k)?;
     }
     USED.fetch_or(1 << k, Relaxed);
     Some(k as u32)
+}
+
+fn make(k: usize) -> Option<()> {
+    // SAFETY: no preconditions.
+    let fd = desk::make(|| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).ok()?;
+    FDS[k].store(fd, Release);
+    Some(())
+}
+
+/// The bells that exist and that nobody uses, as a set of bits.
+fn spare() -> u64 {
+    let used = USED.load(Relaxed);
+    (0..BELLS).filter(|k| used & 1 << k == 0 && FDS[*k].load(Relaxed) >= 0).fold(0, |set, k| set | 1 << k)
+}
+
+/// Makes bells for threads that will want one: by the background thread, whose new fds never have low numbers.
+pub fn provide() {
+    let _g = LOCK.lock();
+    while spare().count_ones() < SPARE {
+        let used = USED.load(Relaxed);
+        let missing = |k: &usize| used & 1 << k == 0 && FDS[*k].load(Relaxed) < 0;
+        if (0..BELLS).find(missing).and_then(make).is_none() {
+            return;
+        }
+    }
 }
 
 /// Takes a bell that nobody uses.
 pub fn alloc() -> Option<u32> {
     page_fd()?;
     let _g = LOCK.lock();
-    let k = (!USED.load(Relaxed)).trailing_zeros() as usize;
+    let spare = spare();
+    if spare.count_ones() <= SPARE / 2 {
+        crate::bg::provide_bells();
+    }
+    let of = if spare == 0 { !USED.load(Relaxed) } else { spare };
+    let k = of.trailing_zeros() as usize;
     if k >= BELLS {
         None
     } else {

@@ -13,9 +13,9 @@ use crate::ring::{RxRing, TxRing};
 use crate::side::Side;
 use crate::stats::Why;
 use crate::switch::RxPath;
-use crate::sync::now_ns;
+use crate::sync::{futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys};
-use crate::{arena, bell, chaos, config, epoll, fdhigh, fds, pump, rules, table, visit};
+use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -40,6 +40,7 @@ static TID: AtomicU32 = AtomicU32::new(0);
 /// The thread's epoll set, or -1.
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
+static PROVIDE_BELLS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
 /// How long an end looks for the other with all its might: the first time, and later.
@@ -69,6 +70,8 @@ const GRACE_NS: i64 = 2_000 * MS;
 const CONN_EVENTS: c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
 /// How long a half-made link may take.
 const HANDSHAKE_NS: i64 = 2_000 * MS;
+/// How long a call that starts the thread waits until it has begun.
+const START_NS: i64 = 100 * MS;
 
 /// Hands a connection to the background thread, starting it if need be.
 pub fn submit(c: &Conn) {
@@ -92,6 +95,13 @@ pub fn submit(c: &Conn) {
 /// Asks for new bells to be made known to the peers.
 pub fn send_bells() {
     if !SEND_BELLS.swap(true, AcqRel) {
+        bell::ring(0);
+    }
+}
+
+/// Asks for new bells to be made.
+pub fn provide_bells() {
+    if !PROVIDE_BELLS.swap(true, AcqRel) {
         bell::ring(0);
     }
 }
@@ -129,6 +139,7 @@ pub fn reset_after_fork() {
     TID.store(0, Relaxed);
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
+    PROVIDE_BELLS.store(false, Relaxed);
     EPFD.store(-1, Relaxed);
 }
 
@@ -157,14 +168,24 @@ fn start() {
     if STATE.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
         return;
     }
-    let ok = bell::page_fd().is_some() && spawn();
-    if !ok {
-        log(Level::Warn, format_args!("cannot start the background thread: connections stay on TCP"));
+    if !spawn(main) {
+        failed();
+    } else if !crate::process::has_threads() {
+        // What it does first may need a low number for a moment. The program has no other thread that could meet it.
+        let until = now_ns() + START_NS;
+        while STATE.load(Acquire) == 1 && now_ns() < until {
+            let _ = futex_wait(&STATE, 1, until - now_ns());
+        }
     }
-    STATE.store(if ok { 2 } else { 3 }, Release);
 }
 
-fn spawn() -> bool {
+fn failed() {
+    log(Level::Warn, format_args!("cannot start the background thread: connections stay on TCP"));
+    STATE.store(3, Release);
+    futex_wake(&STATE, i32::MAX);
+}
+
+fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     // The program's signals are not for this thread. Two are libc's own (32 and 33): `setuid` and its kin wait until
     // every thread has answered them.
     let all = !(0b11u64 << 31);
@@ -187,20 +208,33 @@ fn spawn() -> bool {
     ok
 }
 
-/// Where the background thread begins.
-pub fn entry() -> usize {
-    main as extern "C" fn(*mut c_void) -> *mut c_void as usize
+/// Where the library's threads begin.
+pub fn entries() -> [usize; 2] {
+    [main, clerk].map(|f: extern "C" fn(*mut c_void) -> *mut c_void| f as usize)
 }
 
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
     let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
     TID.store(crate::thread::tid(), SeqCst);
-    if let Some(mut bg) = Bg::new() {
+    desk::open(|| spawn(clerk));
+    if let Some(mut bg) = bell::page_fd().and_then(|_| Bg::new()) {
+        STATE.store(2, Release);
+        futex_wake(&STATE, i32::MAX);
         bg.run();
         bg.close_all();
+        STATE.store(3, Release);
+    } else {
+        failed();
     }
-    STATE.store(3, Release);
+    desk::close();
+    core::ptr::null_mut()
+}
+
+extern "C" fn clerk(_: *mut c_void) -> *mut c_void {
+    // SAFETY: a NUL-terminated name.
+    let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
+    desk::clerk();
     core::ptr::null_mut()
 }
 
@@ -270,6 +304,8 @@ struct Caller {
 
 struct Bg {
     epfd: c_int,
+    /// The same set at the desk.
+    desk_epfd: c_int,
     process: [u8; 16],
     looks: HashMap<End, Look>,
     /// Every connection that was ever looked for and is not closed: its peer may ask for it at any time.
@@ -321,12 +357,14 @@ fn key(l: &Link) -> usize {
 impl Bg {
     fn new() -> Option<Bg> {
         // SAFETY: no preconditions.
-        let epfd = unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }.ok()? as c_int;
-        let epfd = fdhigh::not_for_children(fdhigh::move_high(epfd));
+        let made = desk::run(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }).ok()? as c_int;
+        let epfd = fdhigh::not_for_children(desk::share(made).ok()?);
+        let desk_epfd = if desk::is_open() { made } else { epfd };
         let mut process = [0; 16];
         crate::process::random(&mut process);
         let mut bg = Bg {
             epfd,
+            desk_epfd,
             process,
             looks: HashMap::new(),
             known: HashMap::new(),
@@ -352,10 +390,11 @@ impl Bg {
             home: -1,
             guests: HashMap::new(),
         };
-        if let Ok(fd) = rv::listen_at(&crate::foreign::home_of(crate::process::pid())) {
+        if let Ok(fd) = desk::run(|| rv::listen_at(&crate::foreign::home_of(crate::process::pid()))) {
             bg.home = fd;
-            bg.watch(fd, (fd as u64) << 3 | token::GUEST, libc::EPOLLIN);
+            bg.watch_desk(fd, token::GUEST, libc::EPOLLIN);
         }
+        bell::provide();
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
         if let Some(fd) = visit::own_bell() {
@@ -370,6 +409,20 @@ impl Bg {
         let _ = unsafe { sys!(libc::SYS_epoll_ctl, self.epfd, libc::EPOLL_CTL_ADD, fd, &ev) };
     }
 
+    /// Watches an fd of the desk's.
+    fn watch_desk(&self, fd: c_int, token: u64, events: c_int) {
+        let ev = epoll_event { events: events as u32, u64: (fd as u64) << 3 | token };
+        // SAFETY: `ev` is readable.
+        let _ = desk::run(|| unsafe { sys!(libc::SYS_epoll_ctl, self.desk_epfd, libc::EPOLL_CTL_ADD, fd, &ev) });
+    }
+
+    /// Watches an fd of the desk's no more.
+    fn unwatch_desk(&self, fd: c_int) {
+        let ev = epoll_event { events: 0, u64: 0 };
+        // SAFETY: `ev` is readable.
+        let _ = desk::run(|| unsafe { sys!(libc::SYS_epoll_ctl, self.desk_epfd, libc::EPOLL_CTL_DEL, fd, &ev) });
+    }
+
     fn unwatch(&self, fd: c_int) {
         let ev = epoll_event { events: 0, u64: 0 };
         // SAFETY: `ev` is readable.
@@ -380,8 +433,8 @@ impl Bg {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
         while !END.load(SeqCst) {
             bell::sleep_begin(0);
-            let idle =
-                !END.load(SeqCst) && INBOX.load(SeqCst).is_null() && !link::any_hints(0) && !SEND_BELLS.load(SeqCst);
+            let asked = END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst);
+            let idle = !asked && INBOX.load(SeqCst).is_null() && !link::any_hints(0);
             let timeout = if idle { self.timeout() } else { 0 };
             // SAFETY: `evs` has room for its length.
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
@@ -407,6 +460,9 @@ impl Bg {
             if SEND_BELLS.swap(false, SeqCst) {
                 self.tell_bells();
             }
+            if PROVIDE_BELLS.swap(false, SeqCst) {
+                bell::provide();
+            }
             self.rdma_events(rang);
             self.inbox();
             self.timers();
@@ -417,8 +473,8 @@ impl Bg {
     /// Peers are to see that nobody answers any more.
     fn close_all(&self) {
         let listeners = self.looks.values().map(|l| l.listener).filter(|fd| *fd >= 0);
-        let links = self.links.iter().map(|l| l.sock).filter(|fd| *fd >= 0);
-        listeners.chain(links).chain(self.callers.keys().copied()).for_each(sys::close);
+        self.links.iter().map(|l| l.sock).filter(|fd| *fd >= 0).for_each(sys::close);
+        desk::run(|| listeners.chain(self.callers.keys().copied()).for_each(sys::close));
     }
 
     /// Milliseconds until something is due, -1: nothing is.
@@ -642,10 +698,9 @@ impl Bg {
     }
 }
 
+/// Closes fds of the desk's.
 fn close_all(fds: &[c_int; 4]) {
-    for fd in fds {
-        if *fd >= 0 {
-            sys::close_raw(*fd);
-        }
+    if fds.iter().any(|fd| *fd >= 0) {
+        desk::run(|| fds.iter().filter(|fd| **fd >= 0).for_each(|fd| sys::close_raw(*fd)));
     }
 }

@@ -2,7 +2,8 @@
 //! numbers, so that the program's own numbers stay as they would be, and they
 //! are known, so that a program that closes everything does not close them.
 
-use crate::sys::{self, sys};
+use crate::desk;
+use crate::sys::{self, sys, SysResult};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use libc::{c_int, rlimit};
 
@@ -28,6 +29,10 @@ fn lowest() -> c_int {
 
 /// Moves a new fd of the library to a high number (close-on-exec). Gives `fd` itself where that fails.
 pub fn move_high(fd: c_int) -> c_int {
+    if desk::is_here() {
+        // No number of the program's.
+        return fd;
+    }
     // SAFETY: `fd` is the library's own.
     let new = match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, lowest()) } {
         Ok(n) => {
@@ -40,8 +45,17 @@ pub fn move_high(fd: c_int) -> c_int {
     new
 }
 
+/// Another fd for what `fd` is: with a high number, or with any, and close-on-exec.
+pub fn dup_high(fd: c_int) -> SysResult<c_int> {
+    // SAFETY: a new number disturbs nothing.
+    let dup = |from: c_int| unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) };
+    let new = dup(lowest()).or_else(|_| dup(3))? as c_int;
+    note(new);
+    Ok(new)
+}
+
 /// Notes that `fd` is the library's.
-pub fn note(fd: c_int) {
+fn note(fd: c_int) {
     if (0..BITS as c_int).contains(&fd) {
         OURS[fd as usize / 64].fetch_or(1 << (fd % 64), Relaxed);
     }
@@ -49,7 +63,7 @@ pub fn note(fd: c_int) {
 
 /// Notes that a forked child must close its copy of `fd`.
 pub fn not_for_children(fd: c_int) -> c_int {
-    if (0..BITS as c_int).contains(&fd) {
+    if !desk::is_here() && (0..BITS as c_int).contains(&fd) {
         SINGLE[fd as usize / 64].fetch_or(1 << (fd % 64), Relaxed);
     }
     fd
@@ -68,7 +82,7 @@ pub fn close_singles() {
 
 /// Notes that `fd` is nobody's any more.
 pub fn forget(fd: c_int) {
-    if (0..BITS as c_int).contains(&fd) {
+    if !desk::is_here() && (0..BITS as c_int).contains(&fd) {
         SINGLE[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Relaxed);
         OURS[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Relaxed);
     }

@@ -261,9 +261,8 @@ fn forget(fd: c_int, how: How) -> Outcome {
         if c.is_ours() && how != How::Stale {
             // Only we can bring it home for them: the background thread does, with an fd of its own.
             pump::hurry(&mut b);
-            // SAFETY: the fd is still open.
-            if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
-                keep = fdhigh::move_high(d as c_int);
+            if let Ok(d) = fdhigh::dup_high(fd) {
+                keep = d;
                 bg::watch_instead(fd, keep, c);
                 c.lingering.store(true, Release);
             }
@@ -296,9 +295,8 @@ fn forget(fd: c_int, how: How) -> Outcome {
         let owed = b.is_owed() && !abort;
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
-            // SAFETY: the fd is still open.
-            if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, fd) } {
-                c.local().fd.store(fdhigh::move_high(d as c_int), Relaxed);
+            if let Ok(d) = fdhigh::dup_high(fd) {
+                c.local().fd.store(d, Relaxed);
                 c.lingering.store(true, Release);
                 let r = kernel();
                 drop(b);

@@ -5,6 +5,7 @@ pub mod bg;
 pub(crate) mod chaos;
 pub mod config;
 pub mod conn;
+pub mod desk;
 pub mod dispatch;
 pub mod edges;
 pub mod epoll;

@@ -6,6 +6,7 @@
 
 use crate::bell;
 use crate::conn::{ask, Conn};
+use crate::desk;
 use crate::layout::*;
 use crate::remote::{self, Half, Remote};
 use crate::shm::{self, Map};
@@ -120,6 +121,15 @@ pub fn send_msg(sock: c_int, m: &Msg, fds: &[c_int]) -> SysResult {
     unsafe { sys!(libc::SYS_sendmsg, sock, &h, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }
 }
 
+/// Whether the next message has fds, which would have low numbers if they came here.
+pub fn brings_fds(sock: c_int) -> bool {
+    // SAFETY: all-zero is a valid msghdr: one without room.
+    let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
+    // SAFETY: `h` is valid.
+    let n = unsafe { sys!(libc::SYS_recvmsg, sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_PEEK) };
+    n.is_ok() && h.msg_flags & libc::MSG_CTRUNC != 0
+}
+
 /// Receives a message and its fds, without waiting. `Ok(None)`: the other end is gone. Fds that
 /// are not taken from `fds` (-1 where there is none) must be closed by the caller.
 pub fn recv_msg(sock: c_int, fds: &mut [c_int; 4]) -> Result<Option<Msg>, Errno> {
@@ -192,25 +202,32 @@ unsafe impl Sync for Link {}
 unsafe impl Send for Link {}
 
 impl Link {
-    /// A link over `sock`, from the peer's `[segment, bell page, bell 0, wake words]`, which are used up.
+    /// A link over `sock`, from the peer's `[segment, bell page, bell 0, wake words]`. All fds are the desk's; those of
+    /// the peer are used up.
     pub fn new(process: [u8; 16], answered: bool, sock: c_int, mut side: Side, fds: [c_int; 4]) -> SysResult<Link> {
-        side.close_wakes_fd();
-        let maps = [
-            shm::map_peer(fds[0], SEG_BYTES),
-            shm::map_peer(fds[1], 4096),
-            shm::map_common(fds[3], size_of::<Wakes>()),
-        ];
-        for fd in [fds[0], fds[1], fds[3]] {
-            sys::close_raw(fd);
-        }
-        match maps {
-            [Ok(seg), Ok(bells), Ok(wakes)] => {
+        let maps = desk::run(|| {
+            side.close_wakes_fd();
+            let maps = [
+                shm::map_peer(fds[0], SEG_BYTES),
+                shm::map_peer(fds[1], 4096),
+                shm::map_common(fds[3], size_of::<Wakes>()),
+            ];
+            for fd in [fds[0], fds[1], fds[3]] {
+                sys::close_raw(fd);
+            }
+            maps
+        });
+        let bell = desk::place(fds[2]);
+        let (placed, sock) = (side.place(), desk::place(sock));
+        match (maps, bell, sock, placed) {
+            ([Ok(seg), Ok(bells), Ok(wakes)], Ok(bell), Ok(sock), Ok(())) => {
+                let sock = crate::fdhigh::not_for_children(sock);
                 let link = Self::with(process, answered, sock, side, [seg, bells, wakes]);
-                link.set_bell_fd(0, fds[2]);
+                link.set_bell_fd(0, bell);
                 Ok(link)
             }
-            maps => {
-                sys::close_raw(fds[2]);
+            (maps, bell, sock, _) => {
+                [bell, sock].into_iter().flatten().for_each(sys::close);
                 let mut error = libc::EINVAL;
                 for map in maps {
                     match map {
@@ -272,7 +289,7 @@ impl Link {
 
     /// The peer's eventfd for its bell `k`.
     pub fn set_bell_fd(&self, k: u32, fd: c_int) {
-        let old = self.bell_fds[k as usize % BELLS].swap(crate::fdhigh::move_high(fd), AcqRel);
+        let old = self.bell_fds[k as usize % BELLS].swap(fd, AcqRel);
         if old >= 0 {
             sys::close(old);
         }

@@ -98,7 +98,7 @@ pub unsafe fn exec_failed() {
 
 /// A thread is about to be started with this function.
 pub fn thread_new(start: usize) {
-    if start != bg::entry() {
+    if !bg::entries().contains(&start) {
         process::another_thread();
     }
 }

@@ -6,7 +6,7 @@ use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, bg, config, epoll, fdhigh, holders, link, provider, pump, report, table, visit};
+use crate::{arena, bell, bg, config, desk, epoll, fdhigh, holders, link, provider, pump, report, table, visit};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -52,14 +52,16 @@ pub fn is_dead(pid: u32) -> bool {
         return false;
     }
     // SAFETY: plain numbers. Signal 0 only asks.
-    unsafe {
-        if let Ok(fd) = sys!(libc::SYS_pidfd_open, pid, 0) {
-            let over = sys::poll_now(fd as i32, libc::POLLIN) & libc::POLLIN != 0;
-            sys::close_raw(fd as i32);
-            return over;
-        }
-        sys!(libc::SYS_kill, pid, 0) == Err(libc::ESRCH)
+    if unsafe { sys!(libc::SYS_kill, pid, 0) } == Err(libc::ESRCH) {
+        return true;
     }
+    // SAFETY: as above.
+    desk::run(|| unsafe {
+        let Ok(fd) = sys!(libc::SYS_pidfd_open, pid, 0) else { return false };
+        let over = sys::poll_now(fd as i32, libc::POLLIN) & libc::POLLIN != 0;
+        sys::close_raw(fd as i32);
+        over
+    })
 }
 
 /// Whether the caller is a `vfork` child: another process in this process's memory.
@@ -299,6 +301,7 @@ pub fn fork_child() {
     }
     crate::sleepers::init();
     crate::signals::reset_after_fork();
+    desk::reset_after_fork();
     fdhigh::close_singles();
     visit::reset_after_fork(parents_life);
     bg::reset_after_fork();

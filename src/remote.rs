@@ -15,6 +15,7 @@
 //! Only who is about to sleep waits for `poll_lock`. Both are leaves.
 
 use crate::conn::Conn;
+use crate::desk;
 use crate::layout::*;
 use crate::link::Msg;
 use crate::provider::{Api, Channel, Limits, Memory, Write};
@@ -326,7 +327,8 @@ impl Half {
     /// # Safety
     /// `id` must be such a one of the provider's, and the caller's alone.
     pub unsafe fn new(api: &'static Api, id: *mut c_void, token: u64) -> SysResult<Half> {
-        let side = Side::new_remote()?;
+        let mut side = desk::run(Side::new_remote)?;
+        side.place()?;
         let undo = |maps: &[Map], e| {
             for m in maps {
                 // SAFETY: nobody has seen it.
@@ -552,8 +554,8 @@ impl Remote {
     pub fn make_timer(&self) -> Option<i32> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: no preconditions.
-        let fd = unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) }.ok()?;
-        let fd = crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd as i32));
+        let fd = desk::make(|| unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) });
+        let fd = crate::fdhigh::not_for_children(fd.ok()?);
         self.timer.store(fd, SeqCst);
         Some(fd)
     }

@@ -1,6 +1,7 @@
 //! How the two ends of a TCP connection on one host find each other: names, identities, and the
 //! questions that only the kernel can answer.
 
+use crate::desk;
 use crate::link::Tuple;
 use crate::sys::{self, sys, SysResult};
 use core::fmt::Write;
@@ -74,12 +75,12 @@ pub fn is_local(e: &([u8; 16], u16)) -> bool {
         IpAddr::V6(_) => (libc::AF_INET6, &raw const sa as usize, size_of_val(&sa)),
     };
     // SAFETY: plain calls with valid addresses.
-    unsafe {
+    desk::run(|| unsafe {
         let Ok(fd) = sys!(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) else { return false };
         let ok = sys!(libc::SYS_bind, fd, ptr, len).is_ok();
         sys::close_raw(fd as c_int);
         ok
-    }
+    })
 }
 
 /// How many bytes the kernel has taken from the program and given to it: written, read. To be asked while
@@ -127,6 +128,10 @@ pub fn counts_match(fd: c_int, connector: bool, tx: u64, rx: u64) -> bool {
 /// The user who made the socket at the other end of a connection of this host, as `sock_diag(7)` tells
 /// everybody. `ends`: our end and the other.
 pub fn owner_of_peer(ends: &[([u8; 16], u16); 2]) -> Option<u32> {
+    desk::run(|| ask_owner_of_peer(ends))
+}
+
+fn ask_owner_of_peer(ends: &[([u8; 16], u16); 2]) -> Option<u32> {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;
     const NLM_F_REQUEST: u16 = 1;
     let [ours, theirs] = ends;

@@ -103,12 +103,20 @@ impl Side {
         wake_word(self.wakes, i)
     }
 
+    /// Brings the segment's fd, made at the desk, to where all threads can use it.
+    pub fn place(&mut self) -> SysResult<()> {
+        self.fd = crate::desk::place(core::mem::replace(&mut self.fd, -1))?;
+        Ok(())
+    }
+
     /// Gives everything back.
     ///
     /// # Safety
     /// Nothing may use the segment any more.
     pub unsafe fn destroy(&self) {
-        sys::close(self.fd);
+        if self.fd >= 0 {
+            sys::close(self.fd);
+        }
         if self.wakes_fd >= 0 {
             sys::close(self.wakes_fd);
         }

@@ -174,6 +174,92 @@ fn start_limited<'a>(place: &'a Place, fds: u32, line: &str) -> Proc<'a> {
     Proc::start(place, cmd)
 }
 
+/// System calls that systemd's `SystemCallFilter=@system-service` has the process killed for (version 252).
+#[cfg(target_arch = "x86_64")]
+const NO_SERVICE: [libc::c_long; 26] = [
+    libc::SYS_pidfd_getfd,
+    libc::SYS_seccomp,
+    libc::SYS_ptrace,
+    libc::SYS_process_madvise,
+    libc::SYS_perf_event_open,
+    libc::SYS_bpf,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_fanotify_init,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_chroot,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_move_mount,
+    libc::SYS_swapon,
+    libc::SYS_reboot,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_init_module,
+    libc::SYS_kexec_load,
+    libc::SYS_clock_settime,
+    libc::SYS_settimeofday,
+];
+
+/// Has `cmd` run as such a service.
+#[cfg(target_arch = "x86_64")]
+fn as_a_service(cmd: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    // struct seccomp_data begins with the call's number.
+    let mut lines = vec![line(0x20, 0, 0, 0)];
+    for n in NO_SERVICE {
+        lines.push(line(0x15, 0, 1, n as u32));
+        lines.push(line(0x06, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
+    }
+    lines.push(line(0x06, 0, 0, libc::SECCOMP_RET_ALLOW));
+    let install = move || {
+        let p = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_ptr().cast_mut() };
+        // SAFETY: the program is valid and readable.
+        let r = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER as usize, &raw const p)
+        };
+        if r == 0 {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
+    };
+    // SAFETY: two system calls.
+    unsafe { cmd.pre_exec(install) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_service_that_is_killed_for_unusual_calls() {
+    let _one = one_at_a_time();
+    let place = Place::new("service");
+    let start = |line: &str| {
+        let mut cmd = plain_command(app());
+        cmd.args(words(line));
+        as_a_service(&mut cmd);
+        if !dry() {
+            place.preload(&mut cmd);
+        }
+        Proc::start(&place, cmd)
+    };
+    let mut server = start(SERVER);
+    let port = server.port();
+    let client = start(&format!("{CLIENT} --port {port}")).wait(60.0);
+    let server = server.stop();
+    for (who, end) in [("client", &client), ("server", &server)] {
+        end.assert_ok(who);
+        if !dry() {
+            end.report(who).assert_rings(who);
+        }
+    }
+}
+
 #[test]
 fn few_fds_are_enough_for_few_connections() {
     let _one = one_at_a_time();

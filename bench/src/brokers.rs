@@ -2,6 +2,7 @@
 //! our clients that check what comes back.
 
 use crate::pairs::{free_port, load_words, parse_ok, Lab, Pair, Start, Stop, Values};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -54,20 +55,14 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 5] = [Kind::Redis, Kind::Memcached, Kind::Mosquitto, Kind::Postgres, Kind::Nginx];
 
-    /// The programs it needs.
-    pub fn programs(self) -> &'static [&'static str] {
+    fn programs(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
-            Kind::Redis => &["redis-server", "redis-benchmark"],
-            Kind::Memcached => &["memcached"],
-            Kind::Mosquitto => &["mosquitto"],
-            Kind::Postgres => &["initdb", "postgres", "pgbench"],
-            Kind::Nginx => &["nginx", "wrk"],
+            Kind::Redis => (&["redis-server"], &["redis-benchmark"]),
+            Kind::Memcached => (&["memcached"], &[]),
+            Kind::Mosquitto => (&["mosquitto"], &[]),
+            Kind::Postgres => (&["initdb", "postgres"], &["pgbench", "pg_isready"]),
+            Kind::Nginx => (&["nginx"], &["wrk"]),
         }
-    }
-
-    /// What is missing for it.
-    pub fn missing(self) -> Option<&'static str> {
-        self.programs().iter().copied().find(|p| find(p).is_none())
     }
 
     /// Its name and what loads it.
@@ -103,6 +98,20 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
+fn append(path: &Path, text: &str) -> Result<(), String> {
+    let f = std::fs::OpenOptions::new().append(true).open(path);
+    f.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// An address as it stands before a port.
+fn bracketed(host: &str) -> String {
+    if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_string()
+    }
+}
+
 impl Broker {
     /// PostgreSQL's files, made once; its server may not be root's.
     fn database(&self, lab: &Lab) -> Result<PathBuf, String> {
@@ -118,6 +127,12 @@ impl Broker {
         let mut c = self.as_postgres("initdb")?;
         c.arg("-D").arg(&data).args(["-A", "trust", "-U", "postgres", "--no-sync", "--locale=C"]);
         quiet(c)?;
+        let lines: Vec<String> = lab
+            .clients
+            .iter()
+            .map(|a| format!("host all all {a}/{} trust\n", if a.is_ipv4() { 32 } else { 128 }))
+            .collect();
+        append(&data.join("pg_hba.conf"), &lines.concat())?;
         write(&data.join("ready"), "")?;
         Ok(data)
     }
@@ -187,7 +202,8 @@ impl Pair for Broker {
                          http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000;\n\
                          client_body_temp_path {dir}/n1; proxy_temp_path {dir}/n2; fastcgi_temp_path {dir}/n3;\n\
                          uwsgi_temp_path {dir}/n4; scgi_temp_path {dir}/n5;\n\
-                         server {{ listen {host}:{port}; root {dir}; }} }}\n"
+                         server {{ listen {}:{port}; root {dir}; }} }}\n",
+                        bracketed(host)
                     ),
                 )?;
                 let mut c = program("nginx")?;
@@ -218,11 +234,11 @@ impl Pair for Broker {
                 let tool = named("pgbench").get_program().to_owned();
                 let mut c = Command::new("sh");
                 let secs = lab.secs.ceil().max(1.0);
-                // The tables are made once for all runs.
                 // A server accepts before it serves; the tables are made once for all runs.
                 c.arg("-c").arg(
                     "d=$1; shift; tool=$1; shift; secs=$1; shift; preload=$LD_PRELOAD; unset LD_PRELOAD\n\
-                     \"$(dirname \"$tool\")/pg_isready\" -q -t 20 -h \"$2\" -p \"$4\"\n\
+                     n=0; until \"$(dirname \"$tool\")/pg_isready\" -q -h \"$2\" -p \"$4\" || [ $n = 200 ]; do\n\
+                     n=$((n + 1)); sleep 0.1; done\n\
                      [ -e \"$d/pg.tables\" ] || { \"$tool\" -i -q -s 1 \"$@\" >/dev/null 2>&1 && : >\"$d/pg.tables\"; }\n\
                      [ -z \"$preload\" ] || export LD_PRELOAD=\"$preload\"\n\
                      exec \"$tool\" -n -S -M prepared -T \"$secs\" -c \"$CONNS\" -j 1 \"$@\"",
@@ -234,10 +250,14 @@ impl Pair for Broker {
             Kind::Nginx => {
                 let mut c = named("wrk");
                 c.args(["-t1", "-c", &conns, "-d", &format!("{}s", lab.secs.ceil().max(1.0)), "--latency"]);
-                c.arg(format!("http://{host}:{port}/file"));
+                c.arg(format!("http://{}:{port}/file", bracketed(host)));
                 c
             }
         }
+    }
+
+    fn programs(&self) -> (&'static [&'static str], &'static [&'static str]) {
+        self.kind.programs()
     }
 
     fn parse(&self, said: &str) -> Result<Values, String> {

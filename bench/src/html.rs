@@ -1,43 +1,56 @@
 //! The report: one page, with everything in it and nothing to load.
 
 use crate::measure::{Cell, Outcome, Row};
-use crate::stats::{short, Verdict};
+use crate::stats::{short, Runs, Verdict};
 use crate::svg::{chart, escape, Bar, Group};
 use serde_json::Value;
 use std::fmt::Write;
 
 const STYLE: &str = "
-:root{--fg:#1c2126;--bg:#fff;--soft:#5b6670;--line:#d9dee3;--plain:#8b98a5;--ring:#1769aa;--limit:#c2571a;--good:#18794e;--bad:#b42318}
-@media(prefers-color-scheme:dark){:root{--fg:#e6e9ec;--bg:#14181c;--soft:#9aa5b1;--line:#333b43;--plain:#74818d;--ring:#4aa3e8;--limit:#f08c4b;--good:#4cc38a;--bad:#ff7b72}}
+:root{--fg:#1c2126;--bg:#fff;--soft:#5b6670;--line:#d9dee3;--plain:#8b98a5;--ring:#1769aa;--limit:#c2571a;--o2:#7a5af5;--o3:#0e9384;--o4:#b54708;--good:#18794e;--bad:#b42318}
+@media(prefers-color-scheme:dark){:root{--fg:#e6e9ec;--bg:#14181c;--soft:#9aa5b1;--line:#333b43;--plain:#74818d;--ring:#4aa3e8;--limit:#f08c4b;--o2:#a48afb;--o3:#2ed3b7;--o4:#f7b27a;--good:#4cc38a;--bad:#ff7b72}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1000px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.4rem 0 .2rem}p{margin:.3rem 0 .8rem}.s{color:var(--soft)}
 .c{display:flex;flex-wrap:wrap;gap:.6rem}svg{max-width:100%;height:auto}
 svg text{fill:var(--fg);font:12px system-ui,sans-serif}svg .t{font-weight:600}svg .a{fill:var(--soft)}
 svg .g{stroke:var(--line)}svg .x{stroke:var(--soft)}svg .w{stroke:var(--fg);stroke-width:1.4}
-svg .b0{fill:var(--plain)}svg .b1{fill:var(--ring)}svg .l{fill:none;stroke:var(--limit);stroke-width:1.6;stroke-dasharray:5 4}
+svg .b0{fill:var(--plain)}svg .b1{fill:var(--ring)}svg .b2{fill:var(--o2)}svg .b3{fill:var(--o3)}svg .b4{fill:var(--o4)}svg .l{fill:none;stroke:var(--limit);stroke-width:1.6;stroke-dasharray:5 4}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:.4rem 0}
 td,th{padding:.18rem .6rem;border-bottom:1px solid var(--line);text-align:right}td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
 .good{color:var(--good)}.bad{color:var(--bad);font-weight:600}.k{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}
 .scroll{overflow-x:auto}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem;font-size:14px}dt{color:var(--soft)}dd{margin:0}
 ";
 
-fn cell(c: &Cell, first: &str, rows: usize) -> String {
-    let class = match c.verdict() {
+fn class(v: Verdict) -> &'static str {
+    match v {
         Verdict::Equal => "s",
         Verdict::Better(_) => "good",
         Verdict::Worse(_) => "bad",
-    };
-    let side = |r: &crate::stats::Runs| {
-        format!("<td>{} <span class=\"s\">({}–{})</span></td>", short(r.median), short(r.low), short(r.high))
-    };
-    let head = if first.is_empty() { String::new() } else { format!("<td rowspan=\"{rows}\">{}</td>", escape(first)) };
-    let (plain, ring, verdict) = (side(&c.plain), side(&c.ring), c.verdict().text());
-    format!("<tr>{head}<td>{}</td>{plain}{ring}<td class=\"{class}\">{verdict}</td>", escape(c.metric.label))
+    }
 }
 
-fn row(r: &Row) -> String {
+fn cell(c: &Cell, first: &str, rows: usize) -> String {
+    let side = |r: &Runs| format!("{} <span class=\"s\">({}–{})</span>", short(r.median), short(r.low), short(r.high));
+    let head = if first.is_empty() { String::new() } else { format!("<td rowspan=\"{rows}\">{}</td>", escape(first)) };
+    let (plain, ring, verdict) = (side(&c.plain), side(&c.ring), c.verdict());
+    let mut s = format!("<tr>{head}<td>{}</td><td>{plain}</td><td>{ring}</td>", escape(c.metric.label));
+    s += &format!("<td class=\"{}\">{}</td>", class(verdict), verdict.text());
+    for o in &c.others {
+        s += &o.as_ref().map_or("<td>–</td>".into(), |r| {
+            let v = c.versus(r);
+            format!("<td>{} <span class=\"{}\">{}</span></td>", side(r), class(v), v.text())
+        });
+    }
+    s
+}
+
+fn row(r: &Row, columns: usize) -> String {
     if let Some(why) = &r.failed {
-        return format!("<tr><td>{}</td><td class=\"bad\" colspan=\"6\">{}</td></tr>", escape(&r.x), escape(why));
+        return format!(
+            "<tr><td>{}</td><td class=\"bad\" colspan=\"{columns}\">{}</td></tr>",
+            escape(&r.x),
+            escape(why)
+        );
     }
     let mut s = String::new();
     for (i, c) in r.cells.iter().enumerate() {
@@ -48,6 +61,14 @@ fn row(r: &Row) -> String {
             let _ = write!(s, "<td rowspan=\"{0}\">{share}</td><td rowspan=\"{0}\">{limit}</td>", r.cells.len());
         }
         s += "</tr>";
+    }
+    for (name, why) in &r.lost {
+        let _ = write!(
+            s,
+            "<tr><td></td><td class=\"s\" colspan=\"{columns}\">{} failed: {}</td></tr>",
+            escape(name),
+            escape(why)
+        );
     }
     s
 }
@@ -62,9 +83,11 @@ fn section(o: &Outcome) -> String {
             .iter()
             .filter_map(|r| {
                 let c = r.cells.iter().find(|c| c.metric.key == m.key)?;
-                let bar = |r: &crate::stats::Runs| Bar { mid: r.median, low: r.low, high: r.high };
+                let bar = |(name, r): (&String, Option<&Runs>)| {
+                    r.map(|r| Bar { name: name.clone(), mid: r.median, low: r.low, high: r.high })
+                };
                 let limit = r.limit.filter(|_| i == 0);
-                Some(Group { label: r.x.clone(), bars: [bar(&c.plain), bar(&c.ring)], limit })
+                Some(Group { label: r.x.clone(), bars: o.variants.iter().zip(c.all()).map(bar).collect(), limit })
             })
             .collect();
         if !groups.is_empty() {
@@ -73,8 +96,10 @@ fn section(o: &Outcome) -> String {
         }
     }
     s += "</div><div class=\"scroll\"><table><tr><th></th><th>metric</th><th>plain</th><th>preloaded</th><th>ringsock is</th>";
+    let others = o.variants.get(2..).unwrap_or(&[]);
+    others.iter().for_each(|v| s += &format!("<th>{}</th>", escape(v)));
     s += "<th>on rings</th><th>limit</th></tr>";
-    o.rows.iter().for_each(|r| s += &row(r));
+    o.rows.iter().for_each(|r| s += &row(r, 6 + others.len()));
     s + "</table></div>"
 }
 
@@ -102,6 +127,23 @@ fn overview(all: &[Outcome]) -> String {
     s + ".</p>"
 }
 
+/// What a host is, as a list.
+fn facts(title: &str, machine: &Value) -> String {
+    let mut s = if title.is_empty() { String::new() } else { format!("<h3>{}</h3>", escape(title)) };
+    s += "<dl>";
+    for (k, v) in machine.as_object().into_iter().flatten() {
+        let text = match v {
+            Value::String(t) => t.clone(),
+            Value::Array(a) if a.is_empty() => "none".into(),
+            Value::Array(a) => a.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
+            Value::Object(_) => continue,
+            other => other.to_string(),
+        };
+        let _ = write!(s, "<dt>{}</dt><dd>{}</dd>", escape(&k.replace('_', " ")), escape(&text));
+    }
+    s + "</dl>"
+}
+
 /// The whole page; `notes` are lines about what could not be run.
 pub fn page(machine: &Value, all: &[Outcome], notes: &[String]) -> String {
     let mut s = String::from("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>");
@@ -110,23 +152,18 @@ pub fn page(machine: &Value, all: &[Outcome], notes: &[String]) -> String {
     let _ = write!(s, "<title>ringsock bench</title><style>{STYLE}</style></head><body><h1>ringsock bench</h1>");
     s += "<p class=\"s\">The same unmodified programs on kernel TCP and with libringsock.so preloaded, in turn. Bars \
           are medians, whiskers the spread of the rounds (quartiles from five rounds on). What differs by less than \
-          the spreads is called equal. Processor time is that of all processes of a run, from start to end.</p>";
-    s += "<p><span class=\"k\" style=\"background:var(--plain)\"></span>plain\
-          <span class=\"k\" style=\"background:var(--ring)\"></span>preloaded\
-          <span class=\"k\" style=\"background:var(--limit)\"></span>limit: two threads and a shared buffer, no \
-          socket</p>";
-    s += &overview(all);
-    s += "<dl>";
-    for (k, v) in machine.as_object().into_iter().flatten() {
-        let text = match v {
-            Value::String(t) => t.clone(),
-            Value::Array(a) if a.is_empty() => "none".into(),
-            Value::Array(a) => a.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
-            other => other.to_string(),
-        };
-        let _ = write!(s, "<dt>{}</dt><dd>{}</dd>", escape(&k.replace('_', " ")), escape(&text));
+          the spreads is called equal. Processor time is that of all processes of a run, from start to end.</p><p>";
+    let names = all.first().map_or(&[][..], |o| &o.variants);
+    for (name, color) in names.iter().zip(["plain", "ring", "o2", "o3", "o4"]) {
+        let _ = write!(s, "<span class=\"k\" style=\"background:var(--{color})\"></span>{}", escape(name));
     }
-    s += "</dl>";
+    let limit = machine["limit"].as_str().unwrap_or("");
+    let _ = write!(s, "<span class=\"k\" style=\"background:var(--limit)\"></span>limit: {}</p>", escape(limit));
+    s += &overview(all);
+    s += &facts("", machine);
+    if machine["peer"].is_object() {
+        s += &facts("The other host, where the servers ran", &machine["peer"]);
+    }
     for n in notes {
         let _ = write!(s, "<p class=\"s\">Not run: {}</p>", escape(n));
     }
@@ -164,13 +201,14 @@ mod tests {
 
     #[test]
     fn the_page_is_whole_and_loads_nothing() {
-        let cell = |p: f64, r: f64| Cell { metric: CPU_MSG, plain: runs(p), ring: runs(r) };
+        let cell = |p: f64, r: f64| Cell { metric: CPU_MSG, plain: runs(p), ring: runs(r), others: vec![None] };
         let row = |x: &str, cells, failed: Option<&str>| Row {
             x: x.into(),
             cells,
             share: Some(0.995),
             limit: Some(0.5),
             failed: failed.map(str::to_string),
+            lost: vec![("rsocket".into(), "<hung>".into())],
         };
         let o = Outcome {
             name: "a",
@@ -178,15 +216,28 @@ mod tests {
             what: "w",
             axis: "x",
             metrics: vec![CPU_MSG],
+            variants: ["plain", "preloaded", "rsocket"].map(String::from).to_vec(),
             rows: vec![
                 row("1 B", vec![cell(4.0, 2.0)], None),
                 row("2 B", vec![cell(2.0, 4.0)], None),
                 row("3 B", vec![], Some("plain: <died>")),
             ],
         };
-        let page = page(&serde_json::json!({ "cores": 2, "settings": [] }), &[o], &["x: not installed".into()]);
+        let there = serde_json::json!({ "hostname": "other-host" });
+        let machine = serde_json::json!({ "cores": 2, "settings": [], "limit": "writes <alone>", "peer": there });
+        let page = page(&machine, &[o], &["x: not installed".into()]);
         well_formed(&page);
-        for want in ["1 better", "1 worse", "1 failed", "99.5 %", "&lt;died&gt;", "2.00x better"] {
+        for want in [
+            "1 better",
+            "1 worse",
+            "1 failed",
+            "99.5 %",
+            "&lt;died&gt;",
+            "2.00x better",
+            "&lt;hung&gt;",
+            "other-host",
+            "&lt;alone&gt;",
+        ] {
             assert!(page.contains(want), "{want}");
         }
         for loads in ["<script", "src=", "http:", "@import", "url("] {

@@ -4,13 +4,17 @@
 pub mod brokers;
 pub mod csv;
 pub mod html;
+mod kid;
+pub mod link;
 pub mod machine;
 pub mod measure;
 pub mod pairs;
+pub mod peer;
 pub mod plan;
 pub mod raw;
 pub mod stats;
 pub mod svg;
+pub mod variant;
 pub mod verbs;
 pub mod work;
 

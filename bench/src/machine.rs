@@ -1,5 +1,6 @@
 //! What was measured on: processor, kernel, versions, settings.
 
+use crate::brokers::find;
 use serde_json::{json, Value};
 use std::path::Path;
 use std::process::Command;
@@ -35,15 +36,13 @@ pub fn version(program: &Path, word: &str) -> String {
     String::from_utf8_lossy(&text).lines().next().unwrap_or("").trim().to_string()
 }
 
-/// Everything that a reader needs to judge the numbers.
-pub fn describe(lib: &Path, rounds: usize, quick: bool, seconds: f64) -> Value {
-    let settings: Vec<String> =
-        std::env::vars().filter(|(k, _)| k.starts_with("RINGSOCK_")).map(|(k, v)| format!("{k}={v}")).collect();
+/// What can be said of any host that takes part.
+pub fn host() -> Value {
     let os = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let os = os.lines().find_map(|l| l.strip_prefix("PRETTY_NAME=")).unwrap_or("").trim_matches('"').to_string();
     json!({
         "ringsock": env!("CARGO_PKG_VERSION"),
-        "library": lib.display().to_string(),
+        "hostname": first_line("/proc/sys/kernel/hostname"),
         "processor": cpu_model(),
         "cores": std::thread::available_parallelism().map_or(0, |n| n.get()),
         "memory_gib": memory_gib(),
@@ -51,13 +50,22 @@ pub fn describe(lib: &Path, rounds: usize, quick: bool, seconds: f64) -> Value {
         "system": os,
         "load_before": first_line("/proc/loadavg"),
         "rdma_devices": devices(),
-        "settings": settings,
-        "rounds": rounds,
-        "quick": quick,
-        "seconds_per_run": seconds,
-        "hostname": first_line("/proc/sys/kernel/hostname"),
-        "time": timestamp(),
+        "perftest": !devices().is_empty() && find("ib_write_lat").is_some() && find("ib_write_bw").is_some(),
     })
+}
+
+/// Everything that a reader needs to judge the numbers.
+pub fn describe(lib: &Path, rounds: usize, quick: bool, seconds: f64) -> Value {
+    let settings: Vec<String> =
+        std::env::vars().filter(|(k, _)| k.starts_with("RINGSOCK_")).map(|(k, v)| format!("{k}={v}")).collect();
+    let mut v = host();
+    v["library"] = json!(lib.display().to_string());
+    v["settings"] = json!(settings);
+    v["rounds"] = json!(rounds);
+    v["quick"] = json!(quick);
+    v["seconds_per_run"] = json!(seconds);
+    v["time"] = json!(timestamp());
+    v
 }
 
 /// Now, in UTC.

@@ -1,13 +1,13 @@
-//! Measures experiments: every point in rounds of a plain and a preloaded run, in turn.
+//! Measures experiments: every point in rounds of a run of each variant, in turn.
 
+use crate::link::Link;
 use crate::pairs::{Lab, Sample};
-use crate::plan::{Experiment, Limit, Metric, Point};
-use crate::raw;
+use crate::plan::{Experiment, Metric};
 use crate::stats::{Runs, Verdict};
+use crate::variant::Variant;
 use serde_json::{json, Value};
-use std::time::Duration;
 
-/// One metric of a point, in both variants.
+/// One metric of a point, in all variants.
 pub struct Cell {
     /// What it is.
     pub metric: Metric,
@@ -15,12 +15,24 @@ pub struct Cell {
     pub plain: Runs,
     /// With it.
     pub ring: Runs,
+    /// With other accelerators; `None` where one failed.
+    pub others: Vec<Option<Runs>>,
 }
 
 impl Cell {
-    /// How they compare.
+    /// How ringsock compares with plain.
     pub fn verdict(&self) -> Verdict {
-        Verdict::of(&self.plain, &self.ring, self.metric.more)
+        self.versus(&self.ring)
+    }
+
+    /// How a variant compares with plain.
+    pub fn versus(&self, other: &Runs) -> Verdict {
+        Verdict::of(&self.plain, other, self.metric.more)
+    }
+
+    /// Every variant's runs, in the report's order.
+    pub fn all(&self) -> impl Iterator<Item = Option<&Runs>> {
+        [Some(&self.plain), Some(&self.ring)].into_iter().chain(self.others.iter().map(Option::as_ref))
     }
 }
 
@@ -32,10 +44,12 @@ pub struct Row {
     pub cells: Vec<Cell>,
     /// Share of the bytes of preloaded processes that went over rings, the median of all rounds.
     pub share: Option<f64>,
-    /// The limit of shared memory for the first metric.
+    /// The limit of the link for the first metric.
     pub limit: Option<f64>,
     /// What went wrong, if it did.
     pub failed: Option<String>,
+    /// What went wrong with other accelerators: their names, and why.
+    pub lost: Vec<(String, String)>,
 }
 
 /// One experiment, measured.
@@ -50,6 +64,8 @@ pub struct Outcome {
     pub axis: &'static str,
     /// What the charts show: the experiment's metrics and processor time.
     pub metrics: Vec<Metric>,
+    /// The names of all variants.
+    pub variants: Vec<String>,
     /// The points.
     pub rows: Vec<Row>,
 }
@@ -72,69 +88,95 @@ fn number(s: &Sample, key: &str) -> Option<f64> {
     }
 }
 
-fn limit(e: &Experiment, p: &Point) -> Option<f64> {
-    let time = Duration::from_millis(100);
-    match e.limit {
-        Limit::No => None,
-        Limit::Trip => Some(raw::trip(p.size, time)),
-        Limit::Flow => Some(raw::flow(p.size, time)),
-    }
+/// Another accelerator that has failed at so many points is not tried any more.
+const PATIENCE: usize = 3;
+
+/// What is measured with what, and how often.
+pub struct Series<'a> {
+    lab: &'a Lab,
+    link: &'a Link<'a>,
+    variants: &'a [Variant],
+    rounds: usize,
+    /// Points at which each variant has failed.
+    failures: Vec<usize>,
 }
 
-fn point(e: &Experiment, p: &Point, lab: &Lab, rounds: usize, tick: &mut dyn FnMut(&str)) -> Row {
-    let mut runs: [Vec<Sample>; 2] = [Vec::new(), Vec::new()];
-    let mut row = Row { x: p.x.clone(), cells: vec![], share: None, limit: limit(e, p), failed: None };
-    for _ in 0..rounds {
-        for (i, r) in runs.iter_mut().enumerate() {
-            let variant = ["plain", "preloaded"][i];
-            tick(&format!("{} {} {variant}", e.name, p.x));
-            if row.failed.is_some() {
-                continue;
-            }
-            match lab.run(p.pair.as_ref(), i == 1) {
-                Ok(s) => r.push(s),
-                Err(why) => row.failed = Some(format!("{variant}: {why}")),
-            }
-        }
+impl<'a> Series<'a> {
+    /// Plain and preloaded runs come first in `variants`.
+    pub fn new(lab: &'a Lab, link: &'a Link<'a>, variants: &'a [Variant], rounds: usize) -> Series<'a> {
+        Series { lab, link, variants, rounds, failures: vec![0; variants.len()] }
     }
-    if row.failed.is_some() {
-        return row;
-    }
-    for m in e.metrics.iter().chain(&[CPU_MSG, CPU_SERVER, CPU_GB]) {
-        let of = |i: usize| Runs::new(runs[i].iter().filter_map(|s| number(s, m.key)).collect());
-        if let (Some(plain), Some(ring)) = (of(0), of(1)) {
-            row.cells.push(Cell { metric: *m, plain, ring });
-        }
-    }
-    let shares: Vec<f64> = runs[1].iter().map(|s| s.ring as f64 / (s.ring + s.tcp).max(1) as f64).collect();
-    row.share = Runs::new(shares).map(|r| r.median);
-    row
-}
 
-/// Measures an experiment; `tick` is called before each run with what is about to be run.
-pub fn experiment(e: &Experiment, lab: &Lab, rounds: usize, tick: &mut dyn FnMut(&str)) -> Outcome {
-    let rows = e.points.iter().map(|p| point(e, p, lab, rounds, tick)).collect();
-    let metrics = e.metrics.iter().chain(&[CPU_MSG]).copied().collect();
-    Outcome { name: e.name, title: e.title.clone(), what: e.what, axis: e.axis, metrics, rows }
+    fn point(&mut self, e: &Experiment, at: usize, tick: &mut dyn FnMut(&str)) -> Row {
+        let p = &e.points[at];
+        let limit = self.link.limit(e.limit, p.size);
+        let mut row = Row { x: p.x.clone(), cells: vec![], share: None, limit, failed: None, lost: vec![] };
+        let mut runs: Vec<Vec<Sample>> = self.variants.iter().map(|_| Vec::new()).collect();
+        for _ in 0..self.rounds {
+            for (i, v) in self.variants.iter().enumerate() {
+                tick(&format!("{} {} {}", e.name, p.x, v.name));
+                let other = i > 1;
+                if row.failed.is_some() || self.failures[i] >= PATIENCE || row.lost.iter().any(|l| l.0 == v.name) {
+                    continue;
+                }
+                match self.lab.run(e, at, v) {
+                    Ok(s) => runs[i].push(s),
+                    // Another accelerator's failure says nothing of ours.
+                    Err(why) if other => {
+                        self.failures[i] += 1;
+                        row.lost.push((v.name.clone(), why));
+                        runs[i].clear();
+                    }
+                    Err(why) => row.failed = Some(format!("{}: {why}", v.name)),
+                }
+            }
+        }
+        if row.failed.is_some() {
+            return row;
+        }
+        for m in e.metrics.iter().chain(&[CPU_MSG, CPU_SERVER, CPU_GB]) {
+            let of = |r: &[Sample]| Runs::new(r.iter().filter_map(|s| number(s, m.key)).collect());
+            if let (Some(plain), Some(ring)) = (of(&runs[0]), of(&runs[1])) {
+                let others = runs[2..].iter().map(|r| of(r)).collect();
+                row.cells.push(Cell { metric: *m, plain, ring, others });
+            }
+        }
+        let shares: Vec<f64> = runs[1].iter().map(|s| s.ring as f64 / (s.ring + s.tcp).max(1) as f64).collect();
+        row.share = Runs::new(shares).map(|r| r.median);
+        row
+    }
+
+    /// Measures an experiment; `tick` is called before each run with what is about to be run.
+    pub fn experiment(&mut self, e: &Experiment, tick: &mut dyn FnMut(&str)) -> Outcome {
+        let rows = (0..e.points.len()).map(|i| self.point(e, i, tick)).collect();
+        let metrics = e.metrics.iter().chain(&[CPU_MSG]).copied().collect();
+        let variants = self.variants.iter().map(|v| v.name.clone()).collect();
+        Outcome { name: e.name, title: e.title.clone(), what: e.what, axis: e.axis, metrics, variants, rows }
+    }
 }
 
 impl Outcome {
     /// For the report's data.
     pub fn json(&self) -> Value {
         let cell = |c: &Cell| {
-            json!({
+            let mut v = json!({
                 "metric": c.metric.key, "label": c.metric.label, "more_is_better": c.metric.more,
-                "plain": c.plain.json(), "preloaded": c.ring.json(), "verdict": c.verdict().text(),
-            })
+                "verdict": c.verdict().text(),
+            });
+            for (name, r) in self.variants.iter().zip(c.all()) {
+                v[name] = r.map_or(Value::Null, Runs::json);
+            }
+            v
         };
         let row = |r: &Row| {
+            let lost: Vec<Value> = r.lost.iter().map(|(v, why)| json!({ "variant": v, "why": why })).collect();
             json!({
                 "x": r.x, "results": r.cells.iter().map(cell).collect::<Vec<_>>(),
-                "share_on_rings": r.share, "shared_memory_limit": r.limit, "failed": r.failed,
+                "share_on_rings": r.share, "limit": r.limit, "failed": r.failed, "lost": lost,
             })
         };
         json!({
-            "name": self.name, "title": self.title, "what": self.what, "axis": self.axis,
+            "name": self.name, "title": self.title, "what": self.what, "axis": self.axis, "variants": self.variants,
             "points": self.rows.iter().map(row).collect::<Vec<_>>(),
         })
     }

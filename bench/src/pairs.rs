@@ -1,19 +1,20 @@
 //! Runs programs in pairs, plain and preloaded in turn, and takes what they say, their processor
-//! time, and what the library reports.
+//! time, and what the library reports. The server may run on another host.
 
+use crate::kid::{tail, Kid, Watch};
+use crate::peer::Peer;
+use crate::plan::Experiment;
+use crate::variant::{Preload, Variant};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Longest time of one run; what still runs then is killed.
-const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Named numbers that a client said.
 pub type Values = BTreeMap<String, f64>;
@@ -43,14 +44,38 @@ pub struct Lab {
     pub lib: PathBuf,
     /// A folder for reports and servers' files, writable by everybody.
     pub dir: PathBuf,
-    /// The address of the accelerated runs.
+    /// The address of the servers in accelerated runs.
     pub host: String,
-    /// The address of the plain runs.
+    /// The address of the servers in plain runs.
     pub baseline: String,
     /// This program, and the word that makes it one of the measured ones.
     pub me: (PathBuf, Option<&'static str>),
     /// Length of a measurement in seconds.
     pub secs: f64,
+    /// The other host, if servers run there.
+    pub peer: Option<Peer>,
+    /// Addresses from which clients come, if they are on another host than the servers.
+    pub clients: Vec<IpAddr>,
+    /// Settings of preloaded programs that this process has not in its environment.
+    pub settings: Vec<(String, String)>,
+}
+
+/// What preloaded processes have reported, in all.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Bytes {
+    /// Bytes sent over rings.
+    pub ring: u64,
+    /// Bytes sent over TCP.
+    pub tcp: u64,
+}
+
+/// What is known of a server that has ended.
+#[derive(Clone, Copy)]
+pub struct Ended {
+    /// Its processor time in seconds.
+    pub cpu: f64,
+    /// What the processes of its host have reported, its own and, if they are there, the client's.
+    pub bytes: Bytes,
 }
 
 /// One run's result.
@@ -67,19 +92,106 @@ pub struct Sample {
     pub tcp: u64,
 }
 
+/// A server that runs on this host.
+pub struct Served {
+    kid: Kid,
+    watch: Watch,
+    stop: Stop,
+    /// Whether a report must be there, and the process's own: real servers may leave that to their children.
+    reports: Option<bool>,
+    /// Where it listens.
+    pub port: u16,
+}
+
+impl Served {
+    /// Starts the server of a pair at an address of this host.
+    pub fn start(lab: &Lab, p: &dyn Pair, v: &Variant, host: &str) -> Result<Served, String> {
+        let _ = lab.reports_with(None);
+        let watch = Watch::new(LIMIT);
+        let mut start = p.server(lab, host)?;
+        lab.dress(&mut start.command, v);
+        start.command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut kid = Kid::start(start.command, &watch)?;
+        let port = match start.port {
+            Some(port) => kid.ready(host, port)?,
+            None => kid.announced()?,
+        };
+        Ok(Served { kid, watch, stop: start.stop, reports: v.rings().then_some(start.port.is_none()), port })
+    }
+
+    /// Ends it; its client has ended.
+    pub fn end(mut self, lab: &Lab) -> Result<Ended, String> {
+        if let Stop::Signal(s) = self.stop {
+            self.kid.signal(s);
+        }
+        let (status, cpu) = self.kid.wait();
+        if self.watch.fired() {
+            return Err(format!("still running after {} s", LIMIT.as_secs()));
+        }
+        if status != 0 {
+            return Err(format!("the server ended with {status}: {}", tail("", &mut self.kid)));
+        }
+        let bytes = lab.reports_with(self.reports.map(|own| (own, &mut self.kid)))?;
+        Ok(Ended { cpu, bytes })
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // After a failure: a server that is killed may leave children behind.
+        if let Stop::Signal(s) = self.stop {
+            self.kid.ask_to_end(s);
+        }
+    }
+}
+
+/// A server here or there.
+enum Server<'a> {
+    Here(Box<Served>),
+    There(Hold<'a>),
+}
+
+/// A server of the other host's, which is killed when this goes.
+struct Hold<'a>(&'a Peer);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.forget();
+    }
+}
+
 impl Lab {
     /// With a folder of its own below the temporary one, and a copy of the library there.
     pub fn new(lib: &Path, me: (PathBuf, Option<&'static str>), secs: f64) -> Result<Lab, String> {
         use std::os::unix::fs::PermissionsExt;
         let dir = std::env::temp_dir().join(format!("ringsock-bench.{}", std::process::id()));
-        let say = |e: std::io::Error| format!("{}: {e}", dir.display());
+        let place = dir.display().to_string();
+        let say = |e: std::io::Error| format!("{place}: {e}");
         std::fs::create_dir_all(&dir).map_err(say)?;
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(say)?;
         let copy = dir.join("libringsock.so");
-        std::fs::copy(lib, &copy).map_err(|e| format!("{}: {e}", lib.display()))?;
-        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).map_err(say)?;
         let host = "127.0.0.1".to_string();
-        Ok(Lab { lib: copy, dir, baseline: host.clone(), host, me, secs })
+        let lab = Lab {
+            lib: copy,
+            dir,
+            baseline: host.clone(),
+            host,
+            me,
+            secs,
+            peer: None,
+            clients: vec![],
+            settings: vec![],
+        };
+        // The provider of RDMA is looked for beside the library.
+        let provider = "libringsock_verbs.so";
+        for (from, name) in [(lib.to_path_buf(), "libringsock.so"), (lib.with_file_name(provider), provider)] {
+            if from.exists() {
+                let to = lab.dir.join(name);
+                std::fs::copy(&from, &to).map_err(|e| format!("{}: {e}", from.display()))?;
+                std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).map_err(say)?;
+            }
+        }
+        Ok(lab)
     }
 
     /// One of our own programs.
@@ -89,65 +201,93 @@ impl Lab {
         c
     }
 
-    fn dress(&self, c: &mut Command, preload: bool) {
-        c.env_remove("LD_PRELOAD").env_remove("RINGSOCK_REPORT").stdin(Stdio::null()).process_group(0);
-        if preload {
-            c.env("LD_PRELOAD", &self.lib).env("RINGSOCK_REPORT", self.dir.join("report.%p"));
+    /// Where the servers of a variant listen.
+    pub fn address(&self, v: &Variant) -> &str {
+        match v.preload {
+            Preload::Nothing => &self.baseline,
+            _ => &self.host,
         }
     }
 
-    /// Sums and removes the reports that lie here.
-    fn reports(&self) -> Result<(u64, u64, usize), String> {
-        let (mut ring, mut tcp, mut n) = (0, 0, 0);
-        for e in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            if !e.file_name().to_string_lossy().starts_with("report.") {
-                continue;
+    fn dress(&self, c: &mut Command, v: &Variant) {
+        c.env_remove("LD_PRELOAD").env_remove("RINGSOCK_REPORT").stdin(Stdio::null()).process_group(0);
+        match &v.preload {
+            Preload::Nothing => {}
+            Preload::Rings => {
+                c.envs(self.settings.iter().map(|(k, v)| (k, v)));
+                c.env("LD_PRELOAD", &self.lib).env("RINGSOCK_REPORT", self.dir.join("report.%p"));
             }
+            Preload::Other(lib) => {
+                c.env("LD_PRELOAD", lib);
+            }
+        }
+    }
+
+    /// Sums and removes the reports that lie here. If a process is given there must be some, or its own.
+    fn reports_with(&self, want: Option<(bool, &mut Kid)>) -> Result<Bytes, String> {
+        let (mut sum, mut pids) = (Bytes::default(), Vec::new());
+        for e in std::fs::read_dir(&self.dir).map_err(|x| format!("reports: {x}"))?.flatten() {
+            let name = e.file_name().to_string_lossy().into_owned();
+            let Some(pid) = name.strip_prefix("report.") else { continue };
             let text = std::fs::read(e.path()).map_err(|x| format!("a report: {x}"))?;
             let v: Value = serde_json::from_slice(&text).map_err(|x| format!("a report: {x}"))?;
-            ring += v["totals"]["tx_bytes_ring"].as_u64().unwrap_or(0);
-            tcp += v["totals"]["tx_bytes_tcp"].as_u64().unwrap_or(0);
-            n += 1;
+            sum.ring += v["totals"]["tx_bytes_ring"].as_u64().unwrap_or(0);
+            sum.tcp += v["totals"]["tx_bytes_tcp"].as_u64().unwrap_or(0);
+            pids.push(pid.to_string());
             let _ = std::fs::remove_file(e.path());
         }
-        Ok((ring, tcp, n))
+        match want {
+            Some((own, k)) if pids.is_empty() || own && !pids.contains(&k.child.id().to_string()) => {
+                let said = tail("", k);
+                Err(format!("{} has not reported: was it preloaded? Reports: {pids:?} {said}", k.child.id()))
+            }
+            _ => Ok(sum),
+        }
     }
 
-    /// One run of a server and a client.
-    pub fn run(&self, p: &dyn Pair, preload: bool) -> Result<Sample, String> {
-        let _ = self.reports();
-        let host = if preload { &self.host } else { &self.baseline };
-        let watch = Watch::new();
-        let mut start = p.server(self, host)?;
-        self.dress(&mut start.command, preload);
-        start.command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut server = Kid::start(start.command, &watch)?;
-        let port = match start.port {
-            Some(port) => server.ready(host, port)?,
-            None => server.announced()?,
+    /// One run of a point's server and client.
+    pub fn run(&self, e: &Experiment, point: usize, v: &Variant) -> Result<Sample, String> {
+        let (p, host) = (e.points[point].pair.as_ref(), self.address(v));
+        let _ = self.reports_with(None);
+        let (server, port) = match &self.peer {
+            None => {
+                let s = Served::start(self, p, v, host)?;
+                let port = s.port;
+                (Server::Here(Box::new(s)), port)
+            }
+            Some(peer) => {
+                let hold = Hold(peer);
+                (Server::There(hold), peer.start_server(e.name, point, v, host)?)
+            }
         };
+        let watch = Watch::new(LIMIT);
         let mut c = p.client(self, host, port);
-        self.dress(&mut c, preload);
+        self.dress(&mut c, v);
         c.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut client = Kid::start(c, &watch)?;
         let said = client.all();
         let (status, cpu_client) = client.wait();
         if status != 0 {
-            return Err(format!("the client ended with {status}: {}", tail(&said, &mut client)));
-        }
-        if let Stop::Signal(s) = start.stop {
-            server.signal(s);
-        }
-        let (_, cpu_server) = server.wait();
-        if watch.fired.load(SeqCst) {
-            return Err(format!("still running after {} s", LIMIT.as_secs()));
+            let why = if watch.fired() { format!(" (it took more than {} s)", LIMIT.as_secs()) } else { String::new() };
+            return Err(format!("the client ended with {status}{why}: {}", tail(&said, &mut client)));
         }
         let values = p.parse(&said).map_err(|e| format!("{e}: {}", tail(&said, &mut client)))?;
-        let (ring, tcp, n) = self.reports()?;
-        if preload && n == 0 {
-            return Err("no process has reported: was it preloaded?".into());
+        let here = match &self.peer {
+            Some(_) => self.reports_with(v.rings().then_some((true, &mut client)))?,
+            None => Bytes::default(),
+        };
+        let server = server.end(self)?;
+        let (ring, tcp) = (here.ring + server.bytes.ring, here.tcp + server.bytes.tcp);
+        Ok(Sample { values, cpu: cpu_client + server.cpu, cpu_server: server.cpu, ring, tcp })
+    }
+}
+
+impl Server<'_> {
+    fn end(self, lab: &Lab) -> Result<Ended, String> {
+        match self {
+            Server::Here(s) => s.end(lab),
+            Server::There(hold) => hold.0.end(),
         }
-        Ok(Sample { values, cpu: cpu_client + cpu_server, cpu_server, ring, tcp })
     }
 }
 
@@ -163,6 +303,10 @@ pub trait Pair {
     fn server(&self, lab: &Lab, host: &str) -> Result<Start, String>;
     /// The client of a server.
     fn client(&self, lab: &Lab, host: &str, port: u16) -> Command;
+    /// Programs that must be installed where the server runs, and where the client runs.
+    fn programs(&self) -> (&'static [&'static str], &'static [&'static str]) {
+        (&[], &[])
+    }
     /// The numbers in what the client said: at least `messages` and `bytes` of the whole run.
     fn parse(&self, said: &str) -> Result<Values, String>;
 }
@@ -182,6 +326,9 @@ impl Pair for Own {
         if !job {
             words.extend(["--host".into(), host.into()]);
         }
+        if job {
+            words.push(host.into());
+        }
         let stop = if job { Stop::ByItself } else { Stop::Signal(libc::SIGTERM) };
         Ok(Start { command: lab.own(&words), port: None, stop })
     }
@@ -189,7 +336,7 @@ impl Pair for Own {
     fn client(&self, lab: &Lab, host: &str, port: u16) -> Command {
         let mut words = self.client.clone();
         if words[0].starts_with('@') {
-            words.push(port.to_string());
+            words.extend([port.to_string(), host.into()]);
         } else {
             words.extend(load_words(lab, host, port));
         }
@@ -221,146 +368,6 @@ pub fn parse_ok(said: &str) -> Result<Values, String> {
         Some((k.to_string(), v.parse().ok()?))
     };
     words.split_whitespace().map(|w| pair(w).ok_or(format!("not a number: {w}"))).collect()
-}
-
-fn tail(said: &str, k: &mut Kid) -> String {
-    let mut err = String::new();
-    if let Some(mut e) = k.child.stderr.take() {
-        let _ = e.read_to_string(&mut err);
-    }
-    let all = format!("{} {}", said.trim(), err.trim());
-    let cut = all.char_indices().rev().nth(300).map_or(0, |x| x.0);
-    all[cut..].to_string()
-}
-
-/// Kills what was started for a run when it takes too long.
-struct Watch {
-    pids: Arc<Mutex<Vec<i32>>>,
-    over: Arc<AtomicBool>,
-    fired: Arc<AtomicBool>,
-}
-
-impl Watch {
-    fn new() -> Watch {
-        let w = Watch { pids: Arc::default(), over: Arc::default(), fired: Arc::default() };
-        let (pids, over, fired) = (w.pids.clone(), w.over.clone(), w.fired.clone());
-        std::thread::spawn(move || {
-            let t = Instant::now();
-            while !over.load(SeqCst) {
-                if t.elapsed() > LIMIT {
-                    fired.store(true, SeqCst);
-                    for pid in pids.lock().unwrap_or_else(|e| e.into_inner()).iter() {
-                        // SAFETY: a process group that we started and have not reaped.
-                        unsafe { libc::kill(-pid, libc::SIGKILL) };
-                    }
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        });
-        w
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.over.store(true, SeqCst);
-    }
-}
-
-/// A process of ours, the leader of its group; killed when this goes.
-struct Kid {
-    child: Child,
-    ended: Option<(i32, f64)>,
-    pids: Arc<Mutex<Vec<i32>>>,
-}
-
-impl Kid {
-    fn start(mut c: Command, w: &Watch) -> Result<Kid, String> {
-        let child = c.spawn().map_err(|e| format!("{}: {e}", c.get_program().to_string_lossy()))?;
-        w.pids.lock().unwrap_or_else(|e| e.into_inner()).push(child.id() as i32);
-        Ok(Kid { child, ended: None, pids: w.pids.clone() })
-    }
-
-    fn signal(&self, s: i32) {
-        // SAFETY: a child of ours that is not reaped yet.
-        unsafe { libc::kill(self.child.id() as i32, s) };
-    }
-
-    /// The port in the first line of a server of ours.
-    fn announced(&mut self) -> Result<u16, String> {
-        let mut r = BufReader::new(self.child.stdout.take().ok_or("no output")?);
-        let mut line = String::new();
-        r.read_line(&mut line).map_err(|e| e.to_string())?;
-        drain(r);
-        let port = line.split_whitespace().last().and_then(|w| w.parse().ok());
-        port.ok_or_else(|| format!("the server did not start: {line} {}", tail("", self)))
-    }
-
-    /// Waits until somebody accepts at a port.
-    fn ready(&mut self, host: &str, port: u16) -> Result<u16, String> {
-        if let Some(o) = self.child.stdout.take() {
-            drain(o);
-        }
-        let until = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect((host, port)).is_err() {
-            if Instant::now() > until {
-                self.signal(libc::SIGKILL);
-                return Err(format!("nobody listens at port {port}: {}", tail("", self)));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        if let Some(e) = self.child.stderr.take() {
-            drain(e);
-        }
-        Ok(port)
-    }
-
-    /// All that it prints.
-    fn all(&mut self) -> String {
-        let mut text = String::new();
-        if let Some(mut o) = self.child.stdout.take() {
-            let _ = o.read_to_string(&mut text);
-        }
-        text
-    }
-
-    /// Waits for its end: status (128 and more: a signal) and processor time in seconds, that of its
-    /// reaped children included.
-    fn wait(&mut self) -> (i32, f64) {
-        if let Some(e) = self.ended {
-            return e;
-        }
-        let (mut status, pid) = (0, self.child.id() as i32);
-        // SAFETY: room for both answers; a child of ours.
-        let used = unsafe {
-            let mut u: libc::rusage = std::mem::zeroed();
-            while libc::wait4(pid, &mut status, 0, &mut u) < 0 && *libc::__errno_location() == libc::EINTR {}
-            let t = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-            t(u.ru_utime) + t(u.ru_stime)
-        };
-        self.pids.lock().unwrap_or_else(|e| e.into_inner()).retain(|p| *p != pid);
-        let status = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
-        self.ended = Some((status, used));
-        (status, used)
-    }
-}
-
-impl Drop for Kid {
-    fn drop(&mut self) {
-        if self.ended.is_none() {
-            // SAFETY: the group of a child of ours that is not reaped yet.
-            unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
-            self.wait();
-        }
-    }
-}
-
-/// Reads a server's output to its end, so that it never waits for us.
-fn drain(mut r: impl Read + Send + 'static) {
-    std::thread::spawn(move || {
-        let _ = std::io::copy(&mut r, &mut std::io::sink());
-    });
 }
 
 /// A TCP port of an address that nobody uses at this moment.

@@ -3,9 +3,11 @@
 use crate::stats::short;
 use std::fmt::Write;
 
-/// A bar: median, and where its spread begins and ends.
-#[derive(Clone, Copy)]
+/// A bar: whose it is, median, and where its spread begins and ends.
+#[derive(Clone)]
 pub struct Bar {
+    /// The variant.
+    pub name: String,
     /// The median.
     pub mid: f64,
     /// The spread's beginning.
@@ -18,8 +20,8 @@ pub struct Bar {
 pub struct Group {
     /// Its label below the axis.
     pub label: String,
-    /// Plain and preloaded.
-    pub bars: [Bar; 2],
+    /// Plain, preloaded, and others; `None` where there is nothing to show.
+    pub bars: Vec<Option<Bar>>,
     /// The limit above it.
     pub limit: Option<f64>,
 }
@@ -82,7 +84,7 @@ impl Scale {
 
 /// A chart; `title` says what the bars are.
 pub fn chart(title: &str, axis: &str, groups: &[Group]) -> String {
-    let values = groups.iter().flat_map(|g| g.bars.iter().flat_map(|b| [b.mid, b.high]).chain(g.limit));
+    let values = groups.iter().flat_map(|g| g.bars.iter().flatten().flat_map(|b| [b.mid, b.high]).chain(g.limit));
     let scale = Scale::of(values);
     let mut s = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
@@ -104,12 +106,13 @@ pub fn chart(title: &str, axis: &str, groups: &[Group]) -> String {
         );
     }
     let slot = (right - LEFT) / groups.len().max(1) as f64;
-    let wide = (slot * 0.32).min(46.0);
+    let many = groups.iter().map(|g| g.bars.len()).max().unwrap_or(0).max(2) as f64;
+    let wide = (slot * 0.64 / many).min(46.0);
     let mut limits = Vec::new();
     for (i, g) in groups.iter().enumerate() {
         let mid = LEFT + (i as f64 + 0.5) * slot;
-        for (k, b) in g.bars.iter().enumerate() {
-            let x = mid + (k as f64 - 1.0) * wide;
+        for (k, b) in g.bars.iter().enumerate().filter_map(|(k, b)| Some((k, b.as_ref()?))) {
+            let x = mid + (k as f64 - many / 2.0) * wide;
             let (y, base) = (scale.y(b.mid), HEIGHT - BOTTOM);
             let c = x + wide / 2.0;
             let _ = write!(
@@ -119,7 +122,7 @@ pub fn chart(title: &str, axis: &str, groups: &[Group]) -> String {
                 x + 1.0,
                 wide - 2.0,
                 (base - y).max(0.5),
-                ["plain", "preloaded"][k],
+                escape(&b.name),
                 short(b.mid),
                 short(b.low),
                 short(b.high),
@@ -128,7 +131,12 @@ pub fn chart(title: &str, axis: &str, groups: &[Group]) -> String {
             );
         }
         if let Some(l) = g.limit {
-            limits.push(format!("{:.1},{y:.1} {:.1},{y:.1}", mid - wide, mid + wide, y = scale.y(l)));
+            limits.push(format!(
+                "{:.1},{y:.1} {:.1},{y:.1}",
+                mid - wide * many / 2.0,
+                mid + wide * many / 2.0,
+                y = scale.y(l)
+            ));
         }
         let _ = write!(
             s,
@@ -157,7 +165,7 @@ mod tests {
     use super::*;
 
     fn bar(mid: f64) -> Bar {
-        Bar { mid, low: mid * 0.9, high: mid * 1.1 }
+        Bar { name: "plain".into(), mid, low: mid * 0.9, high: mid * 1.1 }
     }
 
     #[test]
@@ -172,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_chart_is_well_formed() {
-        let group = |l: &str| Group { label: l.into(), bars: [bar(3.0), bar(9.0)], limit: Some(20.0) };
+        let group =
+            |l: &str| Group { label: l.into(), bars: vec![Some(bar(3.0)), Some(bar(9.0)), None], limit: Some(20.0) };
         let s = chart("a < b & c", "\"x\"", &[group("1"), group("2")]);
         assert_eq!(s.matches("<rect").count(), 4);
         assert!(s.contains("a &lt; b &amp; c") && s.contains("&quot;x&quot;") && s.ends_with("</svg>"));

@@ -132,12 +132,12 @@ fn warm_up_server(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
     (0..warm + PAUSES).try_for_each(|_| e.echo(&mut b))
 }
 
-/// The server: says its port on standard output, serves the job, says its CPU time.
-pub fn serve(j: &Job) -> io::Result<()> {
+/// The server at an address: says its port on standard output, serves the job, says its CPU time.
+pub fn serve(j: &Job, host: &str) -> io::Result<()> {
     if j.kind.starts_with("raw-") {
         return crate::verbs::serve(j);
     }
-    let l = TcpListener::bind("127.0.0.1:0")?;
+    let l = TcpListener::bind((host, 0))?;
     println!("{}", l.local_addr()?.port());
     io::stdout().flush()?;
     let epoll = j.kind == "epoll";
@@ -178,12 +178,12 @@ pub fn serve(j: &Job) -> io::Result<()> {
 }
 
 /// The client: does the job and says what it measured.
-pub fn client(j: &Job, port: u16) -> io::Result<()> {
+pub fn client(j: &Job, at: (&str, u16)) -> io::Result<()> {
     let v = match j.kind.as_str() {
-        "setup" => setup(j, port)?,
-        "stream" => stream(j, port)?,
-        k if k.starts_with("raw-") => crate::verbs::client(j, port)?,
-        _ => pingpong(j, port)?,
+        "setup" => setup(j, at)?,
+        "stream" => stream(j, at)?,
+        k if k.starts_with("raw-") => crate::verbs::client(j, at.1)?,
+        _ => pingpong(j, at)?,
     };
     println!("{v}");
     Ok(())
@@ -196,8 +196,8 @@ pub(crate) fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
     (at(0.5), at(0.99))
 }
 
-fn pingpong(j: &Job, port: u16) -> io::Result<Value> {
-    let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, j.kind == "epoll")?;
+fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
+    let mut e = End::new(TcpStream::connect(at)?, j.kind == "epoll")?;
     warm_up(&mut e, j.size.min(1024), j.warm)?;
     let (mut b, mut ns) = (vec![3; j.size], Vec::with_capacity(j.count));
     let start = cpu();
@@ -214,8 +214,8 @@ fn pingpong(j: &Job, port: u16) -> io::Result<Value> {
     Ok(json!({ "median": median, "p99": p99, "cpu": used, "messages": 2 * j.count }))
 }
 
-fn stream(j: &Job, port: u16) -> io::Result<Value> {
-    let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, false)?;
+fn stream(j: &Job, at: (&str, u16)) -> io::Result<Value> {
+    let mut e = End::new(TcpStream::connect(at)?, false)?;
     warm_up(&mut e, j.size.min(1024), j.warm)?;
     let b = vec![5; j.size];
     let (start, t) = (cpu(), Instant::now());
@@ -233,7 +233,7 @@ fn stream(j: &Job, port: u16) -> io::Result<Value> {
     Ok(json!({ "rate": rate, "bytes": rate * j.size as f64 / 1e6, "cpu": used, "messages": j.count }))
 }
 
-fn setup(j: &Job, port: u16) -> io::Result<Value> {
+fn setup(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let (mut b, mut ns) = (vec![1; j.size], Vec::with_capacity(j.count));
     let (mut start, mut t0) = (cpu(), Instant::now());
     for i in 0..j.warm + j.count {
@@ -241,7 +241,7 @@ fn setup(j: &Job, port: u16) -> io::Result<Value> {
             (start, t0) = (cpu(), Instant::now());
         }
         let t = Instant::now();
-        let mut e = End::new(TcpStream::connect(("127.0.0.1", port))?, false)?;
+        let mut e = End::new(TcpStream::connect(at)?, false)?;
         e.trip(&mut b)?;
         e.s.shutdown(Shutdown::Write)?;
         drop(e);
@@ -291,16 +291,17 @@ pub fn calls(j: &Job) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `@serve JOB`, `@client JOB PORT` or `@call JOB`; the exit status.
+/// Runs `@serve JOB [HOST]`, `@client JOB PORT [HOST]` or `@call JOB`; the exit status.
 pub fn child(words: &[String]) -> i32 {
     let Some(job) = Job::parse(&words[1..]) else {
         eprintln!("{} needs a job", words[0]);
         return 2;
     };
+    let host = |i: usize| words.get(i).map_or("127.0.0.1", String::as_str);
     let port = words.get(5).and_then(|w| w.parse().ok()).unwrap_or(0);
     let r = match words[0].as_str() {
-        "@serve" => serve(&job),
-        "@client" => client(&job, port),
+        "@serve" => serve(&job, host(5)),
+        "@client" => client(&job, (host(6), port)),
         _ => calls(&job),
     };
     if let Err(e) = r {

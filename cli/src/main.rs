@@ -46,6 +46,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
+    /// The agent of `bench --peer` on the other host
+    #[command(name = bench::AGENT, hide = true)]
+    Agent,
     /// Say whether the library is in this very process (used by `check`)
     #[command(name = "__loaded", hide = true)]
     Loaded,
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Agent => bench::agent(),
         Command::Program { words } => {
             let code = ringsock_bench::program(&words).unwrap_or(2);
             // The ordinary end: exit handlers run, the library reports.

@@ -6,16 +6,16 @@ use crate::foreign;
 
 impl Bg {
     pub(super) fn guest_comes(&mut self, listener: c_int) {
-        let Ok(fd) = rv::accept(listener) else { return };
+        let Ok(fd) = desk::run(|| rv::accept(listener)) else { return };
         self.guests.insert(fd, None);
-        self.watch(fd, (fd as u64) << 3 | token::GUEST, libc::EPOLLIN | libc::EPOLLRDHUP);
+        self.watch_desk(fd, token::GUEST, libc::EPOLLIN | libc::EPOLLRDHUP);
     }
 
     /// It says which connection it means.
     pub(super) fn guest_asks(&mut self, fd: c_int) {
         let mut cookie = 0u64;
         // SAFETY: eight writable bytes.
-        let n = unsafe { sys::recv(fd, (&raw mut cookie).cast(), 8, libc::MSG_DONTWAIT) };
+        let n = desk::run(|| unsafe { sys::recv(fd, (&raw mut cookie).cast(), 8, libc::MSG_DONTWAIT) });
         if n == Err(libc::EAGAIN) || n == Err(libc::EINTR) {
             return;
         }
@@ -30,16 +30,16 @@ impl Bg {
             });
         }
         let Some(conn) = found else {
-            self.unwatch(fd);
-            sys::close(fd);
+            desk::run(|| sys::close(fd));
             self.guests.remove(&fd);
             return;
         };
+        let who = desk::run(|| rv::credentials(fd));
         {
             let mut b = conn.lock_both();
             // From now on two processes use it.
             conn.visited.store(true, SeqCst);
-            if let Some((pid, ..)) = rv::credentials(fd).filter(|(pid, ..)| *pid != 0) {
+            if let Some((pid, ..)) = who.filter(|(pid, ..)| *pid != 0) {
                 conn.holders.remove_if_there(pid);
                 conn.holders.add(pid);
             }
@@ -72,11 +72,12 @@ impl Bg {
                     continue;
                 }
             }
-            // SAFETY: one readable byte.
-            let _ =
-                unsafe { sys::send(fd, (&raw const foreign::HOME).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-            self.unwatch(fd);
-            sys::close(fd);
+            desk::run(|| {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                // SAFETY: one readable byte.
+                let _ = unsafe { sys::send(fd, (&raw const foreign::HOME).cast(), 1, flags) };
+                sys::close(fd);
+            });
             self.guests.remove(&fd);
         }
     }

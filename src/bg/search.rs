@@ -4,6 +4,7 @@
 //! dials it. Where a link exists already, the connecting end asks over it instead.
 
 use super::*;
+use crate::desk::Lent;
 
 impl Bg {
     pub(super) fn look(&mut self, conn: &'static Conn) {
@@ -110,6 +111,7 @@ impl Bg {
 
     pub(super) fn step_look(&mut self, end: End, now: i64) {
         let t = end.0;
+        let hello = self.stamp(Msg { kind: kind::HELLO, tuple: t, ..Msg::default() });
         let Some(look) = self.looks.get_mut(&end) else { return };
         let conn = look.conn;
         if conn.gen.load(Relaxed) != look.gen || conn.phase() != Phase::Raw {
@@ -129,12 +131,12 @@ impl Bg {
         }
         if conn.connector.load(Relaxed) {
             if look.listener < 0 && now < look.until {
-                match rv::listen(&t) {
+                match desk::run(|| rv::listen(&t)) {
                     Ok(fd) => {
                         self.listening += 1;
                         look.listener = fd;
                         look.at = now + if look.again { GLANCE_NS } else { LOOK_NS };
-                        self.watch(fd, (fd as u64) << 3 | token::LISTENER, libc::EPOLLIN);
+                        self.watch_desk(fd, token::LISTENER, libc::EPOLLIN);
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
                     Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
@@ -160,18 +162,18 @@ impl Bg {
         }
         look.at = now + (MS << look.dials);
         look.dials += 1;
-        match rv::dial(&t) {
+        let dialled = desk::run(|| {
+            let fd = rv::dial(&t)?;
+            let said = link::send_msg(fd, &hello, &[]);
+            said.inspect_err(|_| sys::close(fd)).map(|_| fd).map_err(|_| libc::EAGAIN)
+        });
+        // While this is under way there is nothing else to do.
+        let at = now + HANDSHAKE_NS;
+        match dialled {
             Ok(fd) => {
-                let hello = Msg { kind: kind::HELLO, tuple: t, ..Msg::default() };
-                // While this is under way there is nothing else to do.
-                look.at = now + HANDSHAKE_NS;
-                look.dials = DIALS;
-                if link::send_msg(fd, &self.stamp(hello), &[]).is_ok() {
-                    self.callers.insert(fd, Caller { dialled: Some(t), offer: None, until: now + HANDSHAKE_NS });
-                    self.watch(fd, (fd as u64) << 3 | token::CALLER, libc::EPOLLIN);
-                } else {
-                    sys::close(fd);
-                }
+                (look.at, look.dials) = (at, DIALS);
+                self.callers.insert(fd, Caller { dialled: Some(t), offer: None, until: at });
+                self.watch_desk(fd, token::CALLER, libc::EPOLLIN);
             }
             Err(libc::ECONNREFUSED | libc::EAGAIN | libc::ENOENT) => {}
             Err(_) => self.fail_look(end, Why::Resources),
@@ -183,8 +185,7 @@ impl Bg {
         self.rdma_drop(look.attempt);
         if look.listener >= 0 {
             self.listening -= 1;
-            self.unwatch(look.listener);
-            sys::close(look.listener);
+            desk::run(|| sys::close(look.listener));
         }
         if look.gen == look.conn.gen.load(Relaxed) {
             look.conn.gentle.store(false, Relaxed);
@@ -231,19 +232,18 @@ impl Bg {
 
     /// Somebody has found us.
     pub(super) fn answer(&mut self, listener: c_int) {
-        let Ok(fd) = rv::accept(listener) else { return };
+        let Ok(fd) = desk::run(|| rv::accept(listener)) else { return };
         self.callers.insert(fd, Caller { dialled: None, offer: None, until: now_ns() + HANDSHAKE_NS });
-        self.watch(fd, (fd as u64) << 3 | token::CALLER, libc::EPOLLIN);
+        self.watch_desk(fd, token::CALLER, libc::EPOLLIN);
     }
 
     pub(super) fn hang_up(&mut self, fd: c_int) {
-        self.unwatch(fd);
-        sys::close(fd);
+        desk::run(|| sys::close(fd));
         let Some(c) = self.callers.remove(&fd) else { return };
         if let Some((side, process)) = c.offer {
             self.ask_later.retain(|(p, _)| *p != process);
             // SAFETY: the peer never got to use it, or is going to fail.
-            unsafe { side.destroy() };
+            desk::run(|| unsafe { side.destroy() });
         }
         if let Some(t) = c.dialled {
             self.fail_look((t, false), Why::NoPeer);
@@ -252,7 +252,7 @@ impl Bg {
 
     pub(super) fn hear(&mut self, fd: c_int) {
         let mut fds = [-1; 4];
-        let msg = link::recv_msg(fd, &mut fds);
+        let msg = desk::run(|| link::recv_msg(fd, &mut fds));
         let m = match msg {
             Ok(Some(m)) => m,
             Err(libc::EAGAIN) => return,
@@ -272,27 +272,29 @@ impl Bg {
                 let refusal = self.refusal(fd, version_ok);
                 if let Some(why) = refusal {
                     let no = self.stamp(Msg { kind: kind::REFUSE, a: why as u32, ..Msg::default() });
-                    let _ = link::send_msg(fd, &no, &[]);
+                    let _ = desk::run(|| link::send_msg(fd, &no, &[]));
                     if self.looks.contains_key(&(m.tuple, true)) {
                         self.fail_look((m.tuple, true), why);
                     }
                     return self.hang_up(fd);
                 }
                 if let Some(l) = self.links.iter().find(|l| l.answered && l.process == m.process).copied() {
-                    let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
+                    let r#use = self.stamp(Msg { kind: kind::USE, ..Msg::default() });
+                    let _ = desk::run(|| link::send_msg(fd, &r#use, &[]));
                     self.say(l, Msg { kind: kind::ASK, tuple: m.tuple, ..Msg::default() });
                     return self.hang_up(fd);
                 }
                 let offered = |c: &Caller| c.offer.as_ref().is_some_and(|(_, p)| *p == m.process);
                 if self.callers.values().any(offered) {
                     self.ask_later.push((m.process, m.tuple));
-                    let _ = link::send_msg(fd, &self.stamp(Msg { kind: kind::USE, ..Msg::default() }), &[]);
+                    let r#use = self.stamp(Msg { kind: kind::USE, ..Msg::default() });
+                    let _ = desk::run(|| link::send_msg(fd, &r#use, &[]));
                     return self.hang_up(fd);
                 }
                 match self.offer() {
-                    Some((side, fds)) => {
+                    Some(side) => {
                         let welcome = self.stamp(Msg { kind: kind::WELCOME, ..Msg::default() });
-                        let sent = link::send_msg(fd, &welcome, &fds).is_ok();
+                        let sent = send_side(fd, &welcome, &side);
                         if let Some(c) = self.callers.get_mut(&fd) {
                             c.offer = Some((side, m.process));
                         }
@@ -316,15 +318,15 @@ impl Bg {
                     }
                     return;
                 }
-                let Some((side, ours)) = self.offer() else {
+                let Some(side) = self.offer() else {
                     close_all(&fds);
                     return self.hang_up(fd);
                 };
                 let linked = self.stamp(Msg { kind: kind::LINKED, ..Msg::default() });
-                if link::send_msg(fd, &linked, &ours).is_err() {
+                if !send_side(fd, &linked, &side) {
                     close_all(&fds);
                     // SAFETY: nobody has seen it.
-                    unsafe { side.destroy() };
+                    desk::run(|| unsafe { side.destroy() });
                     return self.hang_up(fd);
                 }
                 self.callers.remove(&fd);
@@ -376,7 +378,7 @@ impl Bg {
         if !version_ok {
             return Some(Why::Version);
         }
-        let (pid, uid, gid) = rv::credentials(fd)?;
+        let (pid, uid, gid) = desk::run(|| rv::credentials(fd))?;
         if !config::peer_allowed(uid, gid) {
             log(Level::Info, format_args!("process {pid} of user {uid} is not allowed by RINGSOCK_PEERS"));
             return Some(Why::PeerUser);
@@ -385,8 +387,8 @@ impl Bg {
         None
     }
 
-    /// Our half of a new link, and the fds that the peer needs.
-    pub(super) fn offer(&self) -> Option<(Side, [c_int; 4])> {
+    /// Our half of a new link.
+    pub(super) fn offer(&self) -> Option<Side> {
         if !crate::shm::is_little(2 * crate::layout::SEG_BYTES) {
             static TOLD: AtomicBool = AtomicBool::new(false);
             if !TOLD.swap(true, Relaxed) {
@@ -397,12 +399,8 @@ impl Bg {
             }
             return None;
         }
-        let page = bell::page_fd()?;
-        match Side::new() {
-            Ok(side) => {
-                let fds = [side.fd, page, bell::fd(0), side.wakes_fd()];
-                Some((side, fds))
-            }
+        match desk::run(Side::new) {
+            Ok(side) => Some(side),
             Err(e) => {
                 log(Level::Warn, format_args!("no shared memory for a link (errno {e}): connections stay on TCP"));
                 None
@@ -418,15 +416,16 @@ impl Bg {
         side: Side,
         fds: [c_int; 4],
     ) -> Option<&'static Link> {
-        self.unwatch(sock);
+        self.unwatch_desk(sock);
         let l = match Link::new(process, answered, sock, side, fds) {
-            Ok(l) => link::publish(l, &mut self.retired),
+            Ok(l) => l,
             Err(e) => {
                 log(Level::Warn, format_args!("a peer's memory cannot be used (errno {e})"));
-                None
+                return None;
             }
         };
-        let Some(l) = l else {
+        let sock = l.sock;
+        let Some(l) = link::publish(l, &mut self.retired) else {
             sys::close(sock);
             return None;
         };
@@ -435,6 +434,15 @@ impl Bg {
         self.tell_bells();
         Some(l)
     }
+}
+
+/// Sends our half of a link: segment, bells, bell 0, wake words.
+fn send_side(fd: c_int, m: &Msg, side: &Side) -> bool {
+    let Some(page) = bell::page_fd() else { return false };
+    desk::run(|| {
+        let (Ok(page), Ok(bell)) = (Lent::new(page), Lent::new(bell::fd(0))) else { return false };
+        link::send_msg(fd, m, &[side.fd, page.fd(), bell.fd(), side.wakes_fd()]).is_ok()
+    })
 }
 
 impl Look {

@@ -32,7 +32,7 @@ impl Unseen {
         let now = now_ns();
         if now >= self.fresh_until {
             self.sets.clear();
-            self.gather();
+            crate::desk::run(|| self.gather());
             let end = now_ns();
             // Under chaos a connection may move in the moment in which its set is made.
             self.fresh_until = end + if chaos::is_on() { 0 } else { (end - now) * SHARE };

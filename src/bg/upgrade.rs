@@ -3,6 +3,7 @@
 
 use super::search::{soon, told};
 use super::*;
+use crate::desk::Lent;
 
 /// Why a connection is not made ours.
 #[derive(Clone, Copy)]
@@ -93,7 +94,12 @@ impl Bg {
                 return;
             }
             let mut fds = [-1; 4];
-            match link::recv_msg(l.sock, &mut fds) {
+            let got = if desk::is_open() && link::brings_fds(l.sock) {
+                desk::run(|| Lent::new(l.sock).map(|s| link::recv_msg(s.fd(), &mut fds))).and_then(|r| r)
+            } else {
+                link::recv_msg(l.sock, &mut fds)
+            };
+            match got {
                 Ok(Some(m)) => self.on_message(l, &m, &mut fds),
                 Err(libc::EAGAIN) => return,
                 Err(libc::EINTR) => {}
@@ -165,8 +171,8 @@ impl Bg {
                 }
             },
             kind::BELL if fds[0] >= 0 => {
-                l.set_bell_fd(m.a, fds[0]);
-                fds[0] = -1;
+                let Ok(bell) = desk::place(core::mem::replace(&mut fds[0], -1)) else { return };
+                l.set_bell_fd(m.a, bell);
                 self.say(l, Msg { kind: kind::BELL_OK, a: m.a, ..Msg::default() });
             }
             kind::BELL_OK => {

@@ -140,7 +140,7 @@ fn has_device() -> bool {
 impl Bg {
     /// Why RDMA is of no use for a connection with a host; `None`: it may be of use.
     pub(super) fn rdma_refusal(&mut self, peer: &[u8; 16]) -> Why {
-        if !has_device() {
+        if !desk::run(has_device) {
             return Why::NoDevice;
         }
         if self.rdma.in_vain.get(peer).is_some_and(|(until, _)| *until > now_ns()) {

@@ -246,9 +246,8 @@ fn give_back(epfd: c_int, fd: c_int, conn: &Conn, ev: &epoll_event) {
         return;
     }
     // Its number is closed, which leaves it in the set, as here: under a number that lives for a moment.
-    // SAFETY: another number of the connection is open, for the caller holds both its locks.
-    if let Ok(d) = unsafe { sys!(libc::SYS_fcntl, conn.local().fd.load(Relaxed), libc::F_DUPFD_CLOEXEC, 3) } {
-        let d = crate::fdhigh::move_high(d as c_int);
+    // Another number of the connection is open, for the caller holds both its locks.
+    if let Ok(d) = crate::fdhigh::dup_high(conn.local().fd.load(Relaxed)) {
         let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, d, ev);
         crate::sys::close(d);
     }

@@ -82,7 +82,8 @@ pub fn client(a: &Args) -> io::Result<()> {
         Ok(t)
     })?;
     let (p50, p99) = late.into_inner().unwrap_or_else(|e| e.into_inner());
-    t.print(&format!(" p50={:.2} p99={:.2}", p50 as f64 / 1e3, p99 as f64 / 1e3));
+    // Between the clocks of both ends: a number of its own.
+    t.print(&format!(" lag={:.2} lag99={:.2}", p50 as f64 / 1e3, p99 as f64 / 1e3));
     Ok(())
 }
 

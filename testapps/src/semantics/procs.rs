@@ -13,6 +13,7 @@ pub const CHECKS: &[Check] = &[
     ("reuse-by-pipe", reuse_pipe),
     ("reuse-by-socket", reuse_socket),
     ("reuse-by-connection", reuse_connection),
+    ("numbers-stay-free", numbers_stay_free),
     ("dup", dup),
     ("dup-fcntl", dup_fcntl),
     ("dup-in-epoll", dup_in_epoll),
@@ -144,6 +145,70 @@ fn reuse_connection(cx: &mut Cx) -> Res {
         last = a;
     }
     Ok(())
+}
+
+/// Whether the library can keep its new fds out of the program's low numbers: the kernel lets it, nobody filters system
+/// calls, and there is no RDMA.
+fn numbers_can_stay_free() -> bool {
+    // SAFETY: plain numbers; the second fd is closed with the process.
+    let got = unsafe {
+        let pidfd = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
+        let got = libc::syscall(libc::SYS_pidfd_getfd, pidfd, 0, 0);
+        libc::close(got as i32);
+        libc::close(pidfd as i32);
+        got
+    };
+    let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    let verbs = std::env::var("RINGSOCK_LINKS").is_ok_and(|v| v.contains("verbs"));
+    // SAFETY: plain numbers.
+    let filtered = unsafe { libc::prctl(libc::PR_GET_SECCOMP) } != 0;
+    !filtered && got >= 0 && actions.contains("user_notif") && !verbs
+}
+
+fn numbers_stay_free(cx: &mut Cx) -> Res {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+    if !numbers_can_stay_free() {
+        return cx.warm(6, 0);
+    }
+    let (l, port) = sys::listen(0, 16)?;
+    let pairs = (0..64).map(|_| Ok((sys::connect(port)?, sys::accept(l, 0)?))).collect::<Result<Vec<_>, Why>>()?;
+    let is_open = |fd: &RawFd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok();
+    let free: Vec<RawFd> = (3..).filter(|fd| !is_open(fd)).take(3).collect();
+    let (looks, seen, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+    let met = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(SeqCst) {
+                looks.fetch_add(1, SeqCst);
+                seen.fetch_add(free.iter().any(is_open) as u32, SeqCst);
+            }
+        });
+        // Each connection moves meanwhile, and the two ends make a link.
+        let all = (|| {
+            for (a, b) in &pairs {
+                for i in 0..12 {
+                    let mut m = [0; 24];
+                    sys::write_all(*a, &[i; 24])?;
+                    sys::read_exact(*b, &mut m)?;
+                    sys::write_all(*b, &m)?;
+                    sys::read_exact(*a, &mut m)?;
+                    ensure!(m == [i; 24], "wrong bytes");
+                }
+                util::pause_ms(3);
+            }
+            Ok(())
+        })();
+        over.store(true, SeqCst);
+        all
+    });
+    for (a, b) in pairs {
+        sys::close(a)?;
+        sys::close(b)?;
+    }
+    sys::close(l)?;
+    met?;
+    let (looks, seen) = (looks.load(SeqCst), seen.load(SeqCst));
+    ensure!(seen == 0, "of {looks} looks at numbers that are nobody's, {seen} found something");
+    cx.warm(6, 0)
 }
 
 fn dup(cx: &mut Cx) -> Res {
