@@ -113,6 +113,10 @@ impl Set {
         let known = inner.items.get(&key).map(|i| (i.managed, i.events));
         let managed = local.managed.load(Relaxed);
         let ev = want.unwrap_or(epoll_event { events: 0, u64: 0 });
+        if ev.events & ONESHOT != 0 {
+            // Before the kernel can report it: whoever gets that must come here, and wait for the lock.
+            self.oneshots.store(1, SeqCst);
+        }
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) if managed => {
                 check_exclusive(ev.events)?;
@@ -147,9 +151,6 @@ impl Set {
                 return Ok(());
             }
             _ => return Err(libc::EINVAL),
-        }
-        if ev.events & ONESHOT != 0 {
-            self.oneshots.store(1, Relaxed);
         }
         let item = inner.items.entry(key).or_insert_with(|| Item::new(conn, &ev, managed));
         item.events = ev.events;
