@@ -110,6 +110,38 @@ X
     );
 }
 
+/// Another library that interposes the same functions sees every call, whether it is preloaded before ours or after it.
+#[test]
+fn another_preloaded_library() {
+    same(
+        "gcc",
+        r#"
+        set -euo pipefail
+        cat >other.c <<X
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+static int n;
+ssize_t read(int fd, void *to, size_t len) {
+    n++;
+    return ((ssize_t (*)(int, void *, size_t))dlsym(RTLD_NEXT, "read"))(fd, to, len);
+}
+__attribute__((destructor)) static void end(void) { fprintf(stderr, "%d reads\n", n); }
+X
+        cat >user.c <<X
+#include <fcntl.h>
+#include <unistd.h>
+int main(void) { char c; int fd = open("/dev/zero", O_RDONLY); for (int i = 0; i < 100; i++) read(fd, &c, 1); return 0; }
+X
+        gcc -w -shared -fPIC -o other.so other.c -ldl; gcc -w -o user user.c
+        LD_PRELOAD="${LD_PRELOAD:-} $PWD/other.so" ./user
+        LD_PRELOAD="$PWD/other.so ${LD_PRELOAD:-}" ./user
+        echo done
+        "#,
+    );
+}
+
 /// Pointers for which the kernel says `EFAULT`, in a program that has no TCP socket.
 #[test]
 fn bad_pointers() {

@@ -100,8 +100,8 @@ hook! {
 
 // -------------------------------------------------------- close and duplicate
 
-hook! { point fn close(fd: c_int) -> c_int = ops::close(fd) }
-hook! { point fn __close(fd: c_int) -> c_int = ops::close(fd) }
+hook! { point(libc::SYS_close) fn close(fd: c_int) -> c_int = ops::close(fd) }
+hook! { point(libc::SYS_close) fn __close(fd: c_int) -> c_int = ops::close(fd) }
 hook! { fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = ops::close_range(first, last, flags) }
 hook! {
     fn closefrom(low: c_int) -> () {

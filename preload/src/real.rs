@@ -1,7 +1,7 @@
 //! The real functions, and what hooks are made of.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_uint, c_void, epoll_event, sigset_t, timespec};
 use ringsock_core::ops::Outcome;
 use ringsock_core::sys::syscall6;
@@ -106,13 +106,93 @@ fn fail<R: Return>(errno: c_int) -> R {
     R::of(-1)
 }
 
+/// Whether the real functions are libc's own, and not those of another library that interposes them behind us.
+static LIBCS: AtomicBool = AtomicBool::new(false);
+
+/// Whether a system call may be made without libc: the program has one thread. libc takes it to have more as soon as it has
+/// our background thread, and would prepare each call for being cancelled, at the cost of some 20 ns.
+#[inline(always)]
+pub fn is_straight() -> bool {
+    LIBCS.load(Ordering::Relaxed) && !ringsock_core::process::has_threads()
+}
+
+/// A system call without libc, as its function would return.
+///
+/// # Safety
+/// As for the call.
+#[inline(always)]
+pub unsafe fn straight<R: Return, const N: usize>(n: c_long, args: [usize; N]) -> R {
+    let mut all = [0; 6];
+    all[..N].copy_from_slice(&args);
+    raw(n, all)
+}
+
+/// The start of the library in which a function is, 0 if that is not known.
+fn base(function: *const c_void) -> usize {
+    // SAFETY: all-zero is a valid Dl_info; any address may be asked for.
+    unsafe {
+        let mut info: libc::Dl_info = core::mem::zeroed();
+        let found = libc::dladdr(function, &mut info) != 0;
+        if found {
+            info.dli_fbase as usize
+        } else {
+            0
+        }
+    }
+}
+
+/// Finds out whether all of those that are called without libc are libc's, or libpthread's, where older ones have them.
+fn know_libc() {
+    let libc = [base(libc::gnu_get_libc_version as *const c_void), base(libc::pthread_self as *const c_void)];
+    let all = [
+        &read,
+        &__read,
+        &__read_chk,
+        &recv,
+        &__recv_chk,
+        &recvfrom,
+        &__recvfrom_chk,
+        &readv,
+        &recvmsg,
+        &write,
+        &__write,
+        &writev,
+        &send,
+        &__send,
+        &sendto,
+        &sendmsg,
+        &close,
+        &__close,
+        &poll,
+        &__poll,
+        &__poll_chk,
+    ];
+    let theirs = libc[0] != 0 && all.iter().all(|real| libc.contains(&base(real.get())));
+    LIBCS.store(theirs, Ordering::Relaxed);
+}
+
 /// Defines an interposed function of C.
 ///
 /// `fn name(args) -> type = outcome;` calls the real function if the outcome
-/// is `Bypass`; with `point` in front, it is a cancellation point. `fn name(args)
+/// is `Bypass`; with `point` in front, it is a cancellation point, and with `point(N)` the real function only makes system
+/// call N with the same arguments, see [`is_straight`]. `fn name(args)
 /// -> type { body }` does as it likes, and has the real function under the name
 /// `real`.
 macro_rules! hook {
+    (point($number:expr) fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $ask:expr) => {
+        hook! {
+            fn $name($($arg: $ty),*) -> $ret {
+                ringsock_core::signals::point();
+                match $ask {
+                    ringsock_core::ops::Outcome::Bypass if $crate::real::is_straight() => {
+                        $crate::real::straight($number, [$($arg as usize),*])
+                    }
+                    ringsock_core::ops::Outcome::Bypass => real($($arg),*),
+                    served => $crate::real::finish(served),
+                }
+            }
+        }
+    };
     (point $(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $ask:expr) => {
         hook! {
             $(#[$meta])*
@@ -169,6 +249,7 @@ macro_rules! table {
             for real in [$(&$name),*] {
                 real.get();
             }
+            know_libc();
         }
     };
     (@missing) => { no_such_function as *const c_void };

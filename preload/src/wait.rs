@@ -16,12 +16,24 @@ fn fits(n: nfds_t, size: size_t) -> bool {
     n as usize <= size / size_of::<pollfd>()
 }
 
-hook! { point fn poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
-hook! { point fn __poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
-hook! {
-    point fn __poll_chk(fds: *mut pollfd, n: nfds_t, ms: c_int, size: size_t) -> c_int
-        = if fits(n, size) { in_millis(fds, n, ms) } else { Outcome::Bypass }
+/// `poll` and its kin; `call`: how the real function's system call is said to [`hook`].
+macro_rules! polls {
+    ($($call:tt)*) => {
+        hook! { $($call)* fn poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
+        hook! { $($call)* fn __poll(fds: *mut pollfd, n: nfds_t, ms: c_int) -> c_int = in_millis(fds, n, ms) }
+        hook! {
+            $($call)* fn __poll_chk(fds: *mut pollfd, n: nfds_t, ms: c_int, size: size_t) -> c_int
+                = if fits(n, size) { in_millis(fds, n, ms) } else { return real(fds, n, ms, size) }
+        }
+    };
 }
+
+#[cfg(target_arch = "x86_64")]
+polls! { point(libc::SYS_poll) }
+// There is no such call elsewhere.
+#[cfg(not(target_arch = "x86_64"))]
+polls! { point }
+
 hook! {
     point fn ppoll(fds: *mut pollfd, n: nfds_t, limit: *const timespec, mask: *const sigset_t) -> c_int
         = shape::ppoll(fds, n as usize, limit, mask)
