@@ -48,6 +48,8 @@ impl Waiter {
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
+/// Most calls have no more.
+const FEW: usize = 3;
 /// On the stack up to here; larger arrays are the allocator's.
 const SMALL: usize = 64;
 
@@ -93,10 +95,12 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         return Outcome::Bypass;
     }
     let since = Since::now();
-    if n < SMALL {
-        let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; SMALL + remote::GUARDED];
-        let mut conns = [None; SMALL];
-        Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
+    if n <= FEW {
+        // SAFETY: the caller's promise.
+        unsafe { on_the_stack::<FEW, { FEW + 1 + remote::GUARDED }>(fds, since, timeout_ns, mask) }
+    } else if n < SMALL {
+        // SAFETY: the caller's promise.
+        unsafe { on_the_stack::<SMALL, { SMALL + remote::GUARDED }>(fds, since, timeout_ns, mask) }
     } else {
         // A handler that came in the middle of the allocator could not use it.
         let critical = Critical::new();
@@ -108,6 +112,23 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         drop((copy, conns));
         o
     }
+}
+
+/// With room for `N` connections, and `M` fds to ask the kernel about. Not in line: what it clears is for its own case only.
+///
+/// # Safety
+/// `mask` is null or readable.
+#[inline(never)]
+unsafe fn on_the_stack<const N: usize, const M: usize>(
+    fds: &mut [pollfd],
+    since: Since,
+    timeout_ns: i64,
+    mask: *const sigset_t,
+) -> Outcome {
+    let n = fds.len();
+    let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
+    let mut conns = [None; N];
+    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
 }
 
 struct Call<'a> {
