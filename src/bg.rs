@@ -14,7 +14,7 @@ use crate::side::Side;
 use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
-use crate::sys::{self, sys};
+use crate::sys::{self, sys, SysResult};
 use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
@@ -390,10 +390,8 @@ impl Bg {
             home: -1,
             guests: HashMap::new(),
         };
-        if let Ok(fd) = desk::run(|| rv::listen_at(&crate::foreign::home_of(crate::process::pid()))) {
-            bg.home = fd;
-            bg.watch_desk(fd, token::GUEST, libc::EPOLLIN);
-        }
+        let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
+        bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
         bell::provide();
         bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
         EPFD.store(epfd, Release);
@@ -407,13 +405,6 @@ impl Bg {
         let ev = epoll_event { events: events as u32, u64: token };
         // SAFETY: `ev` is readable.
         let _ = unsafe { sys!(libc::SYS_epoll_ctl, self.epfd, libc::EPOLL_CTL_ADD, fd, &ev) };
-    }
-
-    /// Watches an fd of the desk's.
-    fn watch_desk(&self, fd: c_int, token: u64, events: c_int) {
-        let ev = epoll_event { events: events as u32, u64: (fd as u64) << 3 | token };
-        // SAFETY: `ev` is readable.
-        let _ = desk::run(|| unsafe { sys!(libc::SYS_epoll_ctl, self.desk_epfd, libc::EPOLL_CTL_ADD, fd, &ev) });
     }
 
     /// Watches an fd of the desk's no more.
@@ -696,6 +687,17 @@ impl Bg {
     fn stamp(&self, m: Msg) -> Msg {
         Msg { magic: MSG_MAGIC, version: config::protocol(link::VERSION), process: self.process, ..m }
     }
+}
+
+/// Makes an fd at the desk, and watches it by the set `epfd` there.
+fn watched(epfd: c_int, token: u64, events: c_int, make: impl FnOnce() -> SysResult<c_int>) -> SysResult<c_int> {
+    desk::run(|| {
+        let fd = make()?;
+        let ev = epoll_event { events: events as u32, u64: (fd as u64) << 3 | token };
+        // SAFETY: `ev` is readable.
+        let _ = unsafe { sys!(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, &ev) };
+        Ok(fd)
+    })
 }
 
 /// Closes fds of the desk's.

@@ -83,6 +83,8 @@ struct Request {
     /// An fd of the clerk's, and the number of the program's under which it is put; -1: none.
     from: c_int,
     to: c_int,
+    /// `from` is closed then.
+    close: bool,
     /// Why that failed, or 0.
     error: AtomicI32,
     /// The clerk is to end.
@@ -140,7 +142,8 @@ pub fn run<R>(f: impl FnOnce() -> R) -> R {
 impl Request {
     fn new(call: unsafe fn(*mut c_void)) -> Request {
         let data = core::ptr::null_mut();
-        Request { call, data, done: AtomicBool::new(false), from: -1, to: -1, error: AtomicI32::new(0), end: false }
+        let (done, error) = (AtomicBool::new(false), AtomicI32::new(0));
+        Request { call, data, done, from: -1, to: -1, close: false, error, end: false }
     }
 
     fn nothing() -> Request {
@@ -157,22 +160,31 @@ fn ask(r: &Request) {
 /// Puts an fd that [`run`] has made under a high number of the program's table, close-on-exec. It is closed in the
 /// clerk's table whatever comes of it.
 pub fn place(fd: c_int) -> SysResult<c_int> {
-    if !is_open() {
-        return Ok(if fdhigh::is_ours(fd) { fd } else { fdhigh::move_high(fd) });
-    }
-    let placed = share(fd);
-    run(|| sys::close_raw(fd));
-    placed
+    put(fd, true)
 }
 
 /// As [`place`], but the fd stays open in the clerk's table, too.
 pub fn share(fd: c_int) -> SysResult<c_int> {
+    put(fd, false)
+}
+
+fn put(fd: c_int, close: bool) -> SysResult<c_int> {
     if !is_open() {
-        return place(fd);
+        return Ok(if fdhigh::is_ours(fd) { fd } else { fdhigh::move_high(fd) });
     }
     // A number that nobody can get meanwhile: any file will do to hold it.
-    let to = fdhigh::dup_high(LISTENER.load(Relaxed))?;
-    let r = Request { from: fd, to, ..Request::nothing() };
+    let to = match fdhigh::dup_high(LISTENER.load(Relaxed)) {
+        Ok(to) => to,
+        Err(e) => {
+            run(|| {
+                if close {
+                    sys::close_raw(fd)
+                }
+            });
+            return Err(e);
+        }
+    };
+    let r = Request { from: fd, to, close, ..Request::nothing() };
     while !r.done.load(Acquire) {
         ask(&r);
     }
@@ -329,13 +341,18 @@ fn serve(listener: c_int) {
             let added = unsafe { sys!(libc::SYS_ioctl, listener, NOTIF_ADDFD, &add) };
             r.error.store(added.err().unwrap_or(0), Relaxed);
         }
-        let end = r.end;
+        let (end, close) = (r.end, if r.close { r.from } else { -1 });
         r.done.store(true, Release);
         let answer = Answer { id: n.id, val: 0, error: 0, flags: 0 };
         // SAFETY: `answer` is readable. If this fails a signal has interrupted the call, which comes again.
         let sent = unsafe { sys!(libc::SYS_ioctl, listener, NOTIF_SEND, &answer) };
-        if end && sent.is_ok() {
-            return;
+        if sent.is_ok() {
+            if close >= 0 {
+                sys::close_raw(close);
+            }
+            if end {
+                return;
+            }
         }
     }
 }

@@ -6,9 +6,9 @@ use crate::foreign;
 
 impl Bg {
     pub(super) fn guest_comes(&mut self, listener: c_int) {
-        let Ok(fd) = desk::run(|| rv::accept(listener)) else { return };
+        let accept = || rv::accept(listener);
+        let Ok(fd) = watched(self.desk_epfd, token::GUEST, libc::EPOLLIN | libc::EPOLLRDHUP, accept) else { return };
         self.guests.insert(fd, None);
-        self.watch_desk(fd, token::GUEST, libc::EPOLLIN | libc::EPOLLRDHUP);
     }
 
     /// It says which connection it means.

@@ -112,6 +112,7 @@ impl Bg {
     pub(super) fn step_look(&mut self, end: End, now: i64) {
         let t = end.0;
         let hello = self.stamp(Msg { kind: kind::HELLO, tuple: t, ..Msg::default() });
+        let epfd = self.desk_epfd;
         let Some(look) = self.looks.get_mut(&end) else { return };
         let conn = look.conn;
         if conn.gen.load(Relaxed) != look.gen || conn.phase() != Phase::Raw {
@@ -131,12 +132,11 @@ impl Bg {
         }
         if conn.connector.load(Relaxed) {
             if look.listener < 0 && now < look.until {
-                match desk::run(|| rv::listen(&t)) {
+                match watched(epfd, token::LISTENER, libc::EPOLLIN, || rv::listen(&t)) {
                     Ok(fd) => {
                         self.listening += 1;
                         look.listener = fd;
                         look.at = now + if look.again { GLANCE_NS } else { LOOK_NS };
-                        self.watch_desk(fd, token::LISTENER, libc::EPOLLIN);
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
                     Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
@@ -162,7 +162,7 @@ impl Bg {
         }
         look.at = now + (MS << look.dials);
         look.dials += 1;
-        let dialled = desk::run(|| {
+        let dialled = watched(epfd, token::CALLER, libc::EPOLLIN, || {
             let fd = rv::dial(&t)?;
             let said = link::send_msg(fd, &hello, &[]);
             said.inspect_err(|_| sys::close(fd)).map(|_| fd).map_err(|_| libc::EAGAIN)
@@ -173,7 +173,6 @@ impl Bg {
             Ok(fd) => {
                 (look.at, look.dials) = (at, DIALS);
                 self.callers.insert(fd, Caller { dialled: Some(t), offer: None, until: at });
-                self.watch_desk(fd, token::CALLER, libc::EPOLLIN);
             }
             Err(libc::ECONNREFUSED | libc::EAGAIN | libc::ENOENT) => {}
             Err(_) => self.fail_look(end, Why::Resources),
@@ -232,9 +231,9 @@ impl Bg {
 
     /// Somebody has found us.
     pub(super) fn answer(&mut self, listener: c_int) {
-        let Ok(fd) = desk::run(|| rv::accept(listener)) else { return };
+        let accept = || rv::accept(listener);
+        let Ok(fd) = watched(self.desk_epfd, token::CALLER, libc::EPOLLIN, accept) else { return };
         self.callers.insert(fd, Caller { dialled: None, offer: None, until: now_ns() + HANDSHAKE_NS });
-        self.watch_desk(fd, token::CALLER, libc::EPOLLIN);
     }
 
     pub(super) fn hang_up(&mut self, fd: c_int) {
@@ -252,7 +251,7 @@ impl Bg {
 
     pub(super) fn hear(&mut self, fd: c_int) {
         let mut fds = [-1; 4];
-        let msg = desk::run(|| link::recv_msg(fd, &mut fds));
+        let (msg, who) = desk::run(|| (link::recv_msg(fd, &mut fds), rv::credentials(fd)));
         let m = match msg {
             Ok(Some(m)) => m,
             Err(libc::EAGAIN) => return,
@@ -269,7 +268,7 @@ impl Bg {
         match m.kind {
             kind::HELLO if caller.dialled.is_none() && caller.offer.is_none() => {
                 close_all(&fds);
-                let refusal = self.refusal(fd, version_ok);
+                let refusal = self.refusal(who, version_ok);
                 if let Some(why) = refusal {
                     let no = self.stamp(Msg { kind: kind::REFUSE, a: why as u32, ..Msg::default() });
                     let _ = desk::run(|| link::send_msg(fd, &no, &[]));
@@ -291,10 +290,8 @@ impl Bg {
                     let _ = desk::run(|| link::send_msg(fd, &r#use, &[]));
                     return self.hang_up(fd);
                 }
-                match self.offer() {
-                    Some(side) => {
-                        let welcome = self.stamp(Msg { kind: kind::WELCOME, ..Msg::default() });
-                        let sent = send_side(fd, &welcome, &side);
+                match self.offer(fd, kind::WELCOME) {
+                    Some((side, sent)) => {
                         if let Some(c) = self.callers.get_mut(&fd) {
                             c.offer = Some((side, m.process));
                         }
@@ -307,7 +304,7 @@ impl Bg {
             }
             kind::WELCOME if caller.dialled.is_some() && version_ok && fds[3] >= 0 => {
                 let t = caller.dialled;
-                if let Some(why) = self.refusal(fd, version_ok) {
+                if let Some(why) = self.refusal(who, version_ok) {
                     close_all(&fds);
                     if let Some(c) = self.callers.get_mut(&fd) {
                         c.dialled = None;
@@ -318,12 +315,11 @@ impl Bg {
                     }
                     return;
                 }
-                let Some(side) = self.offer() else {
+                let Some((side, sent)) = self.offer(fd, kind::LINKED) else {
                     close_all(&fds);
                     return self.hang_up(fd);
                 };
-                let linked = self.stamp(Msg { kind: kind::LINKED, ..Msg::default() });
-                if !send_side(fd, &linked, &side) {
+                if !sent {
                     close_all(&fds);
                     // SAFETY: nobody has seen it.
                     desk::run(|| unsafe { side.destroy() });
@@ -374,11 +370,11 @@ impl Bg {
         }
     }
 
-    pub(super) fn refusal(&self, fd: c_int, version_ok: bool) -> Option<Why> {
+    pub(super) fn refusal(&self, who: Option<(u32, u32, u32)>, version_ok: bool) -> Option<Why> {
         if !version_ok {
             return Some(Why::Version);
         }
-        let (pid, uid, gid) = desk::run(|| rv::credentials(fd))?;
+        let (pid, uid, gid) = who?;
         if !config::peer_allowed(uid, gid) {
             log(Level::Info, format_args!("process {pid} of user {uid} is not allowed by RINGSOCK_PEERS"));
             return Some(Why::PeerUser);
@@ -387,8 +383,8 @@ impl Bg {
         None
     }
 
-    /// Our half of a new link.
-    pub(super) fn offer(&self) -> Option<Side> {
+    /// Makes our half of a new link, and sends it. Whether that went well.
+    pub(super) fn offer(&self, fd: c_int, kind: u32) -> Option<(Side, bool)> {
         if !crate::shm::is_little(2 * crate::layout::SEG_BYTES) {
             static TOLD: AtomicBool = AtomicBool::new(false);
             if !TOLD.swap(true, Relaxed) {
@@ -399,8 +395,16 @@ impl Bg {
             }
             return None;
         }
-        match desk::run(Side::new) {
-            Ok(side) => Some(side),
+        let page = bell::page_fd()?;
+        let m = self.stamp(Msg { kind, ..Msg::default() });
+        let offer: SysResult<(Side, bool)> = desk::run(|| {
+            let side = Side::new()?;
+            let (Ok(page), Ok(bell)) = (Lent::new(page), Lent::new(bell::fd(0))) else { return Ok((side, false)) };
+            let sent = link::send_msg(fd, &m, &[side.fd, page.fd(), bell.fd(), side.wakes_fd()]);
+            Ok((side, sent.is_ok()))
+        });
+        match offer {
+            Ok(offer) => Some(offer),
             Err(e) => {
                 log(Level::Warn, format_args!("no shared memory for a link (errno {e}): connections stay on TCP"));
                 None
@@ -434,15 +438,6 @@ impl Bg {
         self.tell_bells();
         Some(l)
     }
-}
-
-/// Sends our half of a link: segment, bells, bell 0, wake words.
-fn send_side(fd: c_int, m: &Msg, side: &Side) -> bool {
-    let Some(page) = bell::page_fd() else { return false };
-    desk::run(|| {
-        let (Ok(page), Ok(bell)) = (Lent::new(page), Lent::new(bell::fd(0))) else { return false };
-        link::send_msg(fd, m, &[side.fd, page.fd(), bell.fd(), side.wakes_fd()]).is_ok()
-    })
 }
 
 impl Look {
