@@ -582,6 +582,8 @@ impl Bg {
             }
             *b.sw() = crate::switch::Switch::new();
         }
+        // Whoever waits for it is told of the end alone.
+        conn.take_error();
         conn.next_try.store(u32::MAX, Relaxed);
         self.unmanage(conn, Why::Forked);
     }

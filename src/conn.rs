@@ -180,6 +180,9 @@ pub struct Conn {
     pub end: AtomicU32,
     /// The error that the kernel gave, to be reported once.
     pub err: AtomicI32,
+    /// An error that the kernel has told a send or receive of the library's own, and will not tell again; 0: none. It is
+    /// the program's, when it has read what came before.
+    pub lost: AtomicI32,
     /// Futex word: this side adds 1 to wake its own sleepers.
     pub epoch: AtomicU32,
     /// The peer's `want` for which a hint was given last.
@@ -267,6 +270,7 @@ impl Conn {
             *w.get_mut() = 0;
         }
         *self.err.get_mut() = 0;
+        *self.lost.get_mut() = 0;
         *self.link.get_mut() = core::ptr::null_mut();
         *self.remote_pid.get_mut() = 0;
         *self.own.get_mut() = core::ptr::null_mut();
@@ -481,6 +485,26 @@ impl Conn {
         }
     }
 
+    /// The kernel has told the library an error.
+    pub fn note_lost(&self, errno: i32) {
+        // Every send to an end that is gone says `EPIPE`.
+        if !matches!(errno, libc::EPIPE | libc::EAGAIN | libc::EINTR) {
+            self.lost.store(errno, Release);
+        }
+    }
+
+    /// The stream of the kernel's socket has ended as if that were all: it has not, if an error was told before.
+    pub fn find_lost(&self) -> Option<i32> {
+        if self.lost.load(Relaxed) == 0 {
+            return None;
+        }
+        let e = self.lost.swap(0, AcqRel);
+        // A reset by a peer that had closed properly says only that frames were left unread.
+        let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
+        let proper = e == libc::ECONNRESET && flags & (CLOSED | ABORT) == CLOSED;
+        (e != 0 && !proper).then_some(e)
+    }
+
     /// The program is told that it would have to wait. It may go and do so where nobody sees it.
     pub fn sent_away(&self) {
         if self.local().watchers.load(SeqCst) > 0 || !self.is_ours() {
@@ -531,6 +555,7 @@ impl Conn {
             to.store(from.load(Relaxed), Relaxed);
         }
         self.err.store(old.err.load(Relaxed), Relaxed);
+        self.lost.store(old.lost.load(Relaxed), Relaxed);
         let (to, from) = (self.local(), old.local());
         to.fd.store(from.fd.load(Relaxed), Relaxed);
         to.fds.store(from.fds.load(Relaxed), Relaxed);

@@ -296,10 +296,16 @@ fn forget(fd: c_int, how: How) -> Outcome {
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
             if let Ok(d) = fdhigh::dup_high(fd) {
+                // The kernel's end comes only then; that of the ring needs not wait for it.
+                if let Some(own) = c.own().filter(|_| b.tx.path() == TxPath::Ring) {
+                    own.flags.fetch_or(FIN, SeqCst);
+                    c.flush();
+                }
                 c.local().fd.store(d, Relaxed);
                 c.lingering.store(true, Release);
                 let r = kernel();
                 drop(b);
+                c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
                 c.ask(ask::PUMP);
                 return r;
             }

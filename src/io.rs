@@ -280,6 +280,10 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
             match tcp_take(fd, conn, b, usize::MAX, flags) {
                 // All that comes before the end was there.
                 Take::Empty if over => Take::End,
+                Take::End => {
+                    conn.find_lost().into_iter().for_each(|e| conn.fail(e));
+                    failed(conn)
+                }
                 t => t,
             }
         }

@@ -537,7 +537,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
         if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked) {
             // Its sender is gone, and who gets it cannot have the rest of the ring.
             let b = &mut c.lock_both();
-            if c.phase() == Phase::Managed && (b.rx.ring().waiting() > 0 || c.has_ended(END_RESET)) {
+            if c.phase() == Phase::Managed && (b.rx.ring().waiting() > 0 || c.err.load(Relaxed) == libc::ECONNRESET) {
                 pump::disconnect(c);
             } else if c.phase() == Phase::Managed && c.has_ended(END_FAILED) {
                 // How it failed was told.
@@ -553,6 +553,9 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
 /// failed. If there is nothing of that it becomes the kernel's.
 fn has_no_way_home(c: &'static Conn) -> bool {
     let mut b = c.lock_both();
+    if c.phase() == Phase::Managed {
+        c.find_lost().into_iter().for_each(|e| c.fail(e));
+    }
     if c.phase() != Phase::Managed || !c.has_ended(END_EOF) {
         return false;
     }

@@ -210,10 +210,10 @@ fn write_pending(b: &mut Both, fd: i32) -> bool {
             }
             Err(libc::EINTR) => {}
             Err(libc::EAGAIN) => return moved,
-            Err(_) => {
-                // The reading side will find out why.
+            Err(e) => {
                 let n = p.len();
                 sw.written(n);
+                b.tx.conn().note_lost(e);
                 b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
                 return true;
             }
@@ -236,8 +236,8 @@ fn give(b: &mut Both, fd: i32) -> bool {
             Ok(n) => b.sw().gave(n as u64),
             Err(libc::EINTR) => {}
             Err(libc::EAGAIN) => return moved,
-            Err(_) => {
-                // The reading side will find out why.
+            Err(e) => {
+                b.tx.conn().note_lost(e);
                 b.sw().gave(range.end - range.start);
                 b.tx.conn().end.fetch_or(END_TXDEAD, AcqRel);
             }
@@ -314,7 +314,8 @@ fn replay(b: &mut Both, fd: i32) -> bool {
             }
             Err(libc::EINTR) => {}
             Err(libc::EAGAIN) => return moved,
-            Err(_) => {
+            Err(e) => {
+                b.tx.conn().note_lost(e);
                 let (back, n) = (b.sw().replay_back(), b.sw().replay());
                 b.sw().replayed_back(back.end - back.start);
                 b.sw().replayed(n.end - n.start);
@@ -371,7 +372,7 @@ fn receive(b: &mut Both, fd: i32) -> bool {
                 // SAFETY: `buf` has room; so many bytes were just seen in the socket's queue.
                 let got = unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), n.min(MARK_LEN), QUIET) };
                 conn.mark_got.fetch_add(got.unwrap_or(0) as u32, Relaxed);
-                got.is_ok()
+                got.inspect_err(|e| conn.note_lost(*e)).is_ok()
             }
             Front::End => {
                 ended(b, 0);
@@ -432,8 +433,12 @@ fn awaits_end(conn: &Conn) -> bool {
 fn ended(b: &mut Both, errno: i32) -> bool {
     let conn = b.rx.conn();
     if matches!(b.sw().rx(), RxPath::Ring | RxPath::Returning) && awaits_end(conn) {
+        if errno != 0 {
+            conn.note_lost(errno);
+        }
         return false;
     }
+    let errno = if errno == 0 { conn.find_lost().unwrap_or(0) } else { errno };
     let spoke = b.sw().has_sent_frames();
     let verdict = b.sw().end(false);
     let (mut aborted, mut closed, mut after_fin) = (false, false, false);

@@ -390,6 +390,12 @@ impl Bg {
             // With the end that is still under way we are called again.
             return;
         }
+        conn.find_lost().into_iter().for_each(|e| conn.fail(e));
+        if conn.has_ended(END_RESET) {
+            // The kernel has told how it failed, and would tell of no more than the end.
+            drop(b);
+            return conn.notify();
+        }
         let fd = conn.local().fd.load(Relaxed);
         self.unwatch(fd);
         let s = conn.stats();

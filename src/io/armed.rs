@@ -79,7 +79,13 @@ fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
     let fd = conn.local().fd.load(Relaxed);
     // SAFETY: `buf` has room.
     let n = match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
-        Ok(0) => return Front::End,
+        Ok(0) => match conn.find_lost() {
+            None => return Front::End,
+            Some(e) => {
+                conn.fail(e);
+                return Front::Failed(e);
+            }
+        },
         Ok(n) => n,
         Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
         Err(e) => {
@@ -221,7 +227,7 @@ pub fn drain(rx: &mut Rx) -> bool {
         let Some(to) = rx.ring().kept.room(n, side) else { return any };
         // SAFETY: `room` has given so much.
         let got = unsafe { sys::recv(conn.local().fd.load(Relaxed), to.cast(), n, libc::MSG_DONTWAIT) };
-        let Ok(got @ 1..) = got else { return any };
+        let Ok(got @ 1..) = got.inspect_err(|e| conn.note_lost(*e)) else { return any };
         rx.ring().kept.added(got);
         conn.rx_tcp.fetch_add(got as u64, Relaxed);
         any = true;

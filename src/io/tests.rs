@@ -290,3 +290,48 @@ fn a_receive_gives_more_than_one_window() {
     table::take(fd);
     conn.set_phase(Phase::Closed);
 }
+
+/// The kernel tells a reset once; where it was our own mark that was told, the program is to hear of it all the same.
+#[test]
+fn a_reset_that_was_told_to_a_mark_is_the_programs() {
+    let slot = Slot::default();
+    let (conn, ours, theirs) = armed(&slot);
+    know(ours.as_raw_fd(), conn);
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR);
+    {
+        let mut b = conn.lock_both();
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        pump::run(&mut b);
+    }
+    let mut buf = [0u8; 8];
+    let iov = one(buf.as_mut_ptr().cast(), buf.len());
+    assert!(matches!(take(ours.as_raw_fd(), conn, Bufs::new(&iov), 0), Take::Error(libc::ECONNRESET)));
+    assert!(matches!(take(ours.as_raw_fd(), conn, Bufs::new(&iov), 0), Take::End));
+    table::take(ours.as_raw_fd());
+    conn.set_phase(Phase::Closed);
+}
+
+/// A close while the peer's mark is awaited keeps the kernel's socket open; what the ring holds ends at once.
+#[test]
+fn the_end_of_a_ring_does_not_wait_for_a_mark() {
+    use std::os::fd::IntoRawFd;
+    let (slot, own): (&Slot, &Slot) = (Box::leak(Box::default()), Box::leak(Box::default()));
+    let (conn, ours, _theirs) = armed(slot);
+    let fd = ours.into_raw_fd();
+    know(fd, conn);
+    conn.local().fds.store(1, SeqCst);
+    conn.attach(None, 0, own);
+    conn.attach_peer(0, slot);
+    {
+        let mut b = conn.lock_both();
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        pump::run(&mut b);
+    }
+    assert_eq!(crate::fds::close(fd), Outcome::Done(0));
+    assert_eq!(own.flags.load(SeqCst) & (FIN | CLOSED), FIN | CLOSED);
+    assert!(conn.lingering.load(SeqCst));
+}
