@@ -12,6 +12,7 @@ mod family;
 mod found;
 mod handlers;
 mod images;
+mod pool;
 mod procs;
 mod returns;
 mod signals;
@@ -38,6 +39,7 @@ fn all() -> Vec<Check> {
         handlers::CHECKS,
         cancel::CHECKS,
         threads::CHECKS,
+        pool::CHECKS,
         procs::CHECKS,
         family::CHECKS,
         images::CHECKS,
