@@ -493,6 +493,14 @@ impl Conn {
         }
     }
 
+    /// A call that has transferred something does not tell its error: the next one does.
+    pub fn keep_error(&self, errno: i32) {
+        if !matches!(errno, libc::EFAULT | libc::EPIPE | libc::EAGAIN | libc::EINTR) {
+            self.err.store(errno, Release);
+            self.end.fetch_or(END_RESET, AcqRel);
+        }
+    }
+
     /// The stream of the kernel's socket has ended as if that were all: it has not, if an error was told before.
     pub fn find_lost(&self) -> Option<i32> {
         if self.lost.load(Relaxed) == 0 {

@@ -439,11 +439,22 @@ fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int)
                     return Take::Got(total);
                 }
             }
-            Err(_) if total > 0 => return Take::Got(total),
+            Err(e) if total > 0 => {
+                conn.note_lost(e);
+                return Take::Got(total);
+            }
             Err(libc::EAGAIN) => return Take::Empty,
             Err(e) => return Take::Error(e),
         }
     }
+}
+
+/// An error ends a call. Who gets the number of bytes that came before is told of it by the next one.
+fn fail_after(conn: &Conn, b: &Bufs, e: Errno) -> Outcome {
+    if b.skip > 0 {
+        conn.keep_error(e);
+    }
+    Outcome::Fail(e)
 }
 
 fn recv_managed(
@@ -506,11 +517,11 @@ fn recv_managed(
                 b.skip += n;
             }
             Take::End => return Step::Return(Outcome::Done(0)),
-            Take::Error(e) => return Step::Return(Outcome::Fail(e)),
+            Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
             Take::Gone => return Step::Again,
             // Wherever the connection is on its way to: nothing comes any more that this end takes.
             Take::Empty if conn.has_ended(END_RDSHUT) && unread(&mut conn.lock_rx()) == 0 => match failed(conn) {
-                Take::Error(e) => return Step::Return(Outcome::Fail(e)),
+                Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
                 _ => return Step::Return(Outcome::Done(0)),
             },
             Take::Empty if may_wait => {
@@ -720,7 +731,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             }
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
-            Put::Error(e) => return Step::Return(Outcome::Fail(e)),
+            Put::Error(e) => return Step::Return(fail_after(conn, b, e)),
             Put::Full if !may_wait => {
                 release(conn);
                 conn.fulls.fetch_add(1, SeqCst);

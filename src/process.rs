@@ -283,6 +283,7 @@ pub fn fork_child() {
     if crate::retire::is_retired() {
         return;
     }
+    crate::retire::reset_after_fork();
     THREADS.store(false, Relaxed);
     let parents_life = life();
     PID.store(sys::pid(), Relaxed);

@@ -14,10 +14,17 @@ use libc::c_int;
 pub const BY_PRCTL: c_int = 22;
 
 static RETIRED: AtomicBool = AtomicBool::new(false);
+/// It is about to. What another thread forks meanwhile is a child like any other.
+static RETIRING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the library has retired in this process, or in one that it descends from.
 pub fn is_retired() -> bool {
     RETIRED.load(Relaxed)
+}
+
+/// In a child that was forked while another thread of the parent was about to retire.
+pub fn reset_after_fork() {
+    RETIRING.store(false, Relaxed);
 }
 
 /// Whether `seccomp(operation)` installs a filter: strict mode, or the program's own. The others are questions.
@@ -27,7 +34,7 @@ pub fn confines(operation: u32) -> bool {
 
 /// Before the program installs a filter. Blocks until all connections are back on TCP.
 pub fn retire() {
-    if !process::is_active() || process::is_guest() || RETIRED.swap(true, SeqCst) {
+    if !process::is_active() || process::is_guest() || RETIRING.swap(true, SeqCst) {
         return;
     }
     process::no_more_rings();
@@ -41,6 +48,7 @@ pub fn retire() {
     });
     process::write_report();
     process::rest();
+    RETIRED.store(true, SeqCst);
     for fd in 0..=table::highest() {
         table::take(fd);
     }

@@ -59,6 +59,10 @@ pub(super) fn recv_raw(
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
+            Ok(0) if b.skip == 0 && b.len() > 0 && conn.lost.load(Relaxed) != 0 => {
+                let lost = conn.find_lost().map_or(Outcome::Done(0), Outcome::Fail);
+                return Step::Return(lost);
+            }
             Ok(n) => {
                 conn.in_sight();
                 note_bytes(conn, n);
@@ -77,6 +81,9 @@ pub(super) fn recv_raw(
             Err(e) => {
                 if e == libc::EAGAIN && !may_wait {
                     conn.out_of_sight.store(true, SeqCst);
+                }
+                if b.skip > 0 {
+                    conn.note_lost(e);
                 }
                 return Step::Return(Outcome::Fail(e));
             }

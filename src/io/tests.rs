@@ -335,3 +335,27 @@ fn the_end_of_a_ring_does_not_wait_for_a_mark() {
     assert_eq!(own.flags.load(SeqCst) & (FIN | CLOSED), FIN | CLOSED);
     assert!(conn.lingering.load(SeqCst));
 }
+
+/// A receive that has got something says so, and leaves the reset behind it to the next one.
+#[test]
+fn a_reset_behind_bytes_is_told_by_the_next_call() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    know(fd, conn);
+    theirs.write_all(&[7; 5]).unwrap();
+    settle(conn, libc::POLLIN);
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR);
+    let mut buf = [0u8; 8];
+    let iov = one(buf.as_mut_ptr().cast(), buf.len());
+    // SAFETY: `buf` is writable.
+    let receive = |flags| unsafe { recv(fd, &iov, core::ptr::null_mut(), flags) };
+    assert_eq!(receive(libc::MSG_WAITALL), Outcome::Done(5));
+    assert_eq!(receive(libc::MSG_WAITALL), Outcome::Fail(libc::ECONNRESET));
+    assert_eq!(receive(0), Outcome::Done(0));
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
