@@ -64,9 +64,10 @@ pub fn is_dead(pid: u32) -> bool {
     })
 }
 
-/// Whether the caller is a `vfork` child: another process in this process's memory.
+/// Whether the caller's numbers are not this process's: a `vfork` child, another process in this process's memory, or the
+/// clerk, which may call what is interposed (`opendir`, within std).
 pub fn is_guest() -> bool {
-    is_active() && sys::pid() != pid()
+    crate::desk::is_here() || is_active() && sys::pid() != pid()
 }
 
 /// Whether the library is at work in this process.

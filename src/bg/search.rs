@@ -42,7 +42,7 @@ impl Bg {
             self.rdma_refusal(&ends[1].0)
         };
         if why != Why::None {
-            if matches!(why, Why::NoWay | Why::NoDevice) && self.rdma_again(conn) {
+            if matches!(why, Why::NoWay | Why::NoDevice) && self.rdma_again(conn, why) {
                 return;
             }
             if why == Why::NoWay && !is_hopeless(conn) {
@@ -212,7 +212,7 @@ impl Bg {
         }
         look.conn.why(why);
         told(end.0, why.text());
-        if look.verbs && matches!(why, Why::NoPeer | Why::NoWay) && self.rdma_again(look.conn) {
+        if look.verbs && matches!(why, Why::NoPeer | Why::NoWay) && self.rdma_again(look.conn, why) {
             return;
         }
         if matches!(why, Why::Shared | Why::Unseen) {

@@ -440,7 +440,7 @@ impl Bg {
         drop(b);
         conn.notify();
         if was_remote && why == Why::Returned {
-            self.rdma_again(conn);
+            self.rdma_again(conn, why);
         }
     }
 

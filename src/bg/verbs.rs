@@ -19,6 +19,8 @@ const KNOCKING: usize = 16;
 /// How long others wait for one of these to be done, and for a peer to ask over a link that is there.
 const KNOCK_LATER_NS: i64 = 16 * MS;
 const ASKED_BY_NS: i64 = 20 * MS;
+/// How long a dial may take, with all that both ends do in it.
+const DIAL_NS: i64 = 5_000 * MS;
 /// How many times the memory of hosts in vain.
 const IN_VAIN_MOST: usize = 1024;
 
@@ -28,6 +30,8 @@ struct Again {
     gen: u32,
     tries: u32,
     at: i64,
+    /// When it was due last.
+    was: i64,
 }
 
 /// A listener, an attempt, or a link by its token.
@@ -261,7 +265,7 @@ impl Bg {
         match unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) } {
             0 => {
                 look.attempt = token;
-                self.rdma.put(token, Place::Dial { id, end, half: None, until: now + HANDSHAKE_NS });
+                self.rdma.put(token, Place::Dial { id, end, half: None, until: now + DIAL_NS });
             }
             e => {
                 log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
@@ -304,15 +308,21 @@ impl Bg {
         self.fail_look(end, Why::NoWay);
     }
 
-    /// The connection has been on a link to another host: it is looked for again, at longer and longer
-    /// intervals. False: it has not.
-    pub(super) fn rdma_again(&mut self, conn: &'static Conn) -> bool {
-        if conn.stats().upgrades.load(Relaxed) == 0 || conn.phase() != Phase::Raw {
+    /// The connection has been on a link to another host, or its host could not be reached, which may have been so for a
+    /// moment only: it is looked for again, at longer and longer intervals. False: not so, or too often.
+    pub(super) fn rdma_again(&mut self, conn: &'static Conn, why: Why) -> bool {
+        const AT_FIRST: u32 = 5;
+        /// A link that lasted so long from the moment on in which it was looked for was a good one.
+        const GOOD_NS: i64 = 2_000 * MS;
+        let gen = conn.gen.load(Relaxed);
+        let known = self.rdma.again.get(&(conn as *const Conn as usize)).filter(|a| a.gen == gen);
+        let fresh = conn.stats().upgrades.load(Relaxed) == 0;
+        if conn.phase() != Phase::Raw || fresh && (why != Why::NoWay || known.is_some_and(|a| a.tries >= AT_FIRST)) {
             return false;
         }
-        let gen = conn.gen.load(Relaxed);
-        let a = self.rdma.again.entry(conn as *const Conn as usize).or_insert(Again { conn, gen, tries: 0, at: 0 });
-        if a.gen != gen {
+        let a =
+            self.rdma.again.entry(conn as *const Conn as usize).or_insert(Again { conn, gen, tries: 0, at: 0, was: 0 });
+        if a.gen != gen || why == Why::Returned && now_ns() - a.was > GOOD_NS {
             (a.gen, a.tries) = (gen, 0);
         }
         // The end that connected is there first.
@@ -338,7 +348,7 @@ impl Bg {
                 self.rdma.again.remove(&k);
                 continue;
             }
-            a.at = i64::MAX;
+            (a.at, a.was) = (i64::MAX, now);
             self.look(conn);
         }
     }
@@ -372,7 +382,7 @@ impl Bg {
     /// Whether a process is expected to make a link with us; if it is not, it is not to be asked for anything.
     fn rdma_expects(&mut self, process: &[u8; 16], yes: bool) {
         if yes {
-            self.rdma.awaited.insert(*process, now_ns() + HANDSHAKE_NS);
+            self.rdma.awaited.insert(*process, now_ns() + DIAL_NS);
         } else {
             self.rdma.awaited.remove(process);
             self.ask_later.retain(|(p, _)| p != process);
@@ -569,9 +579,9 @@ impl Bg {
         }
         if !alone {
             // Until it is there, for those that knock meanwhile.
-            self.rdma.awaited.insert(h.process, now_ns() + 2 * HANDSHAKE_NS);
+            self.rdma.awaited.insert(h.process, now_ns() + 2 * DIAL_NS);
         }
-        let until = now_ns() + HANDSHAKE_NS;
+        let until = now_ns() + DIAL_NS;
         self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, alone, until });
     }
 
@@ -631,8 +641,8 @@ impl Bg {
             Some(Place::Answer { half, process, host, .. }) => {
                 self.rdma.awaited.remove(&process);
                 if let Some(l) = self.rdma_link(e.token, process, true, half, false) {
-                    // For all that it may have accepted, too.
-                    let others = self.looks.iter().filter(|((t, ours), k)| *ours && k.verbs && t.to == host);
+                    // For all that it may have accepted, too, also where the search is over.
+                    let others = self.known.iter().filter(|((t, ours), k)| *ours && t.to == host && k.is_raw());
                     for t in others.map(|((t, _), _)| *t).collect::<Vec<_>>() {
                         self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
                     }
@@ -660,7 +670,7 @@ impl Bg {
         }
         let l = link::publish(l, &mut self.retired)?;
         if alone {
-            self.rdma.fresh.push((l, now_ns() + 2 * HANDSHAKE_NS));
+            self.rdma.fresh.push((l, now_ns() + 2 * DIAL_NS));
         }
         self.links.push(l);
         self.rdma.places.insert(token, Place::Link(l));
