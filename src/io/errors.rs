@@ -1,0 +1,54 @@
+//! How calls on a ring tell errors.
+
+use super::*;
+
+/// An error ends a call. Who gets the number of bytes that came before is told of it by the next one.
+pub(super) fn fail_after(conn: &Conn, b: &Bufs, e: Errno) -> Outcome {
+    if b.skip > 0 {
+        conn.keep_error(e);
+    }
+    Outcome::Fail(e)
+}
+
+/// A send of no bytes: tells errors, as any other.
+pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
+    let quiet = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    if conn.peer_closed() && !conn.has_ended(END_EOF) {
+        pump::drive(conn);
+    }
+    let e = match conn.take_error() {
+        0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
+        // SAFETY: no bytes are read.
+        0 if conn.has_ended(END_TXDEAD) => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
+        e => e,
+    };
+    match e {
+        0 => Outcome::Done(0),
+        libc::EPIPE => broken_pipe(flags),
+        e => Outcome::Fail(e),
+    }
+}
+
+/// The error that a connection on the ring is to report next, if there is one; it is reported by that.
+pub fn pending_error(fd: c_int) -> Option<Errno> {
+    let conn = table::conn(fd)?;
+    if conn.phase() == Phase::Managed && conn.peer_closed() && !conn.has_ended(END_EOF) {
+        pump::drive(conn);
+    }
+    let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
+    let e = match conn.take_error() {
+        0 if kernel => sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0),
+        e => e,
+    };
+    (e != 0).then_some(e)
+}
+
+/// `EPIPE`, and the signal that goes with it.
+pub(super) fn broken_pipe(flags: c_int) -> Outcome {
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        // To this thread, as the kernel sends it.
+        // SAFETY: a signal to ourselves.
+        let _ = unsafe { sys!(libc::SYS_tgkill, sys::pid(), crate::thread::tid(), libc::SIGPIPE) };
+    }
+    Outcome::Fail(libc::EPIPE)
+}
