@@ -214,6 +214,13 @@ pub struct Conn {
     rx: UnsafeCell<RxRing>,
 }
 
+/// Whether an error is the socket's, which the kernel tells once. Others are about one call, or, as `EPIPE`, told to every
+/// call.
+fn is_told_once(errno: i32) -> bool {
+    use libc::{EAGAIN, EFAULT, EINTR, EINVAL, ENOBUFS, ENOMEM, EPIPE};
+    !matches!(errno, EAGAIN | EFAULT | EINTR | EINVAL | ENOBUFS | ENOMEM | EPIPE)
+}
+
 impl Conn {
     /// A new record at `index`. Only for the arena.
     pub fn reset(
@@ -487,15 +494,14 @@ impl Conn {
 
     /// The kernel has told the library an error.
     pub fn note_lost(&self, errno: i32) {
-        // Every send to an end that is gone says `EPIPE`.
-        if !matches!(errno, libc::EPIPE | libc::EAGAIN | libc::EINTR) {
+        if is_told_once(errno) {
             self.lost.store(errno, Release);
         }
     }
 
     /// A call that has transferred something does not tell its error: the next one does.
     pub fn keep_error(&self, errno: i32) {
-        if !matches!(errno, libc::EFAULT | libc::EPIPE | libc::EAGAIN | libc::EINTR) {
+        if is_told_once(errno) {
             self.err.store(errno, Release);
             self.end.fetch_or(END_RESET, AcqRel);
         }

@@ -359,3 +359,19 @@ fn a_reset_behind_bytes_is_told_by_the_next_call() {
     table::take(fd);
     conn.set_phase(Phase::Closed);
 }
+
+/// What was wrong with one call is nothing that the connection has.
+#[test]
+fn a_bad_address_is_not_told_again() {
+    let slot = Slot::default();
+    let (conn, _ours, _theirs) = armed(&slot);
+    for e in [libc::EFAULT, libc::EAGAIN, libc::ENOMEM] {
+        conn.note_lost(e);
+        conn.keep_error(e);
+    }
+    assert_eq!((conn.find_lost(), conn.take_error()), (None, 0));
+    assert!(!conn.has_ended(END_RESET));
+    conn.note_lost(libc::ETIMEDOUT);
+    assert_eq!((conn.find_lost(), conn.find_lost()), (Some(libc::ETIMEDOUT), None));
+    conn.set_phase(Phase::Closed);
+}

@@ -128,21 +128,29 @@ fn two_readers(cx: &mut Cx) -> Res {
     Ok(())
 }
 
+/// Traffic between two ends of our own, for long enough to move.
+fn talk(a: RawFd, b: RawFd) -> Res {
+    for i in 0..60u8 {
+        let mut m = [0; 32];
+        sys::write_all(a, &[i; 32])?;
+        sys::read_exact(b, &mut m)?;
+        sys::write_all(b, &m)?;
+        sys::read_exact(a, &mut m)?;
+        ensure!(m == [i; 32], "wrong bytes in round {i}");
+        if i % 10 == 0 {
+            util::pause_ms(5);
+        }
+    }
+    Ok(())
+}
+
 fn two_writers(cx: &mut Cx) -> Res {
     // Each writer repeats one byte; what arrives is echoed by nobody, so a second connection of
     // our own is used, warmed by its own traffic.
     let (l, port) = sys::listen(0, 4)?;
     let a = sys::connect(port)?;
     let b = sys::accept(l, 0)?;
-    for i in 0..60u8 {
-        sys::write_all(a, &[i; 32])?;
-        sys::read_exact(b, &mut [0; 32])?;
-        sys::write_all(b, &[i; 32])?;
-        sys::read_exact(a, &mut [0; 32])?;
-        if i % 10 == 0 {
-            util::pause_ms(5);
-        }
-    }
+    talk(a, b)?;
     let each = 3000;
     let t: Vec<_> =
         (1..3u8).map(|k| spawn(move || (0..each).all(|_| sys::send(a, &[k; 1000], 0) == Ok(1000)))).collect();
@@ -177,15 +185,7 @@ fn asleep_before_the_move(cx: &mut Cx) -> Res {
             }
             Ok(n)
         });
-        for i in 0..60u8 {
-            sys::write_all(a, &[i; 32])?;
-            sys::read_exact(b, &mut [0; 32])?;
-            sys::write_all(b, &[i; 32])?;
-            sys::read_exact(a, &mut [0; 32])?;
-            if i % 10 == 0 {
-                util::pause_ms(5);
-            }
-        }
+        talk(a, b)?;
         stop.store(true, Ordering::Relaxed);
         same!(join(looks)??, 0, "events of a connection for which none are wanted");
         sys::write_all(a, b"x")?;
