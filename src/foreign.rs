@@ -9,7 +9,7 @@ use crate::conn::{Conn, Phase};
 use crate::rendezvous as rv;
 use crate::stats::Why;
 use crate::sys::{self, sys};
-use crate::{arena, poll, table};
+use crate::{arena, poll, streams, table};
 use core::sync::atomic::Ordering::*;
 use libc::{c_char, c_int, socklen_t};
 
@@ -57,6 +57,11 @@ pub fn init() {
             arena::forget(c);
         }
     });
+    // Standard input, output and error stdio uses unseen: a parent that has called `vfork` or `posix_spawn` did not know
+    // of them.
+    for c in streams::STANDARD.filter_map(table::conn).filter(|c| c.phase() == Phase::Raw) {
+        fetch(c);
+    }
 }
 
 /// Calls `f` for every fd that is open.

@@ -36,6 +36,7 @@ pub mod signals;
 pub mod sleepers;
 pub mod spin;
 pub mod stats;
+pub mod streams;
 pub mod switch;
 pub mod sync;
 pub mod sys;

@@ -3,7 +3,7 @@
 
 use crate::stats::Why;
 use crate::sys::Errno;
-use crate::{bg, epoll, fds, foreign, io, poll, process, retire, table, transfer};
+use crate::{bg, epoll, fds, foreign, io, poll, process, retire, streams, table, transfer};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -137,8 +137,17 @@ pub fn to_kernel(fd: c_int) {
     }
 }
 
-/// libc is about to close `fd` by itself.
+/// As [`to_kernel`]; libc is about to read there. What cannot return, because its sender is gone, must not look to it
+/// like the end of the stream.
+pub fn to_reader(fd: c_int) {
+    if let Some(c) = table::conn(fd) {
+        process::give_up(c, Why::Libc);
+    }
+}
+
+/// libc is about to close `fd`, which has a stream, by itself.
 pub fn closing(fd: c_int) {
+    streams::ended(fd);
     if !table::is_foreign(fd) {
         fds::replaced(fd);
     }
@@ -162,6 +171,7 @@ pub unsafe fn accepted(listener: c_int, fd: c_int, flags: c_int) {
     // The same bit; and of a listener's status flags an accepted socket inherits none on Linux.
     const _: () = assert!(libc::SOCK_NONBLOCK == libc::O_NONBLOCK);
     fds::opened(fd, Some(listener), Some(flags));
+    streamed(fd);
 }
 
 /// `connect(2)` has succeeded or begun.
@@ -170,6 +180,7 @@ pub unsafe fn accepted(listener: c_int, fd: c_int, flags: c_int) {
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn connecting(fd: c_int) {
     fds::opened(fd, None, None);
+    streamed(fd);
 }
 
 macro_rules! foreign {
@@ -368,6 +379,7 @@ pub unsafe fn dup_new(old: c_int, new: c_int) {
     fd_new(new);
     if !table::is_foreign(old) {
         fds::duplicated(old, new);
+        streamed(new);
     }
 }
 
@@ -379,7 +391,24 @@ pub unsafe fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
     if table::is_foreign(old) && table::is_foreign(new) && !process::is_own_fd(new) {
         return Outcome::Bypass;
     }
-    fds::dup2(old, new, flags)
+    let done = fds::dup2(old, new, flags);
+    streamed(new);
+    done
+}
+
+/// A connection whose number has a stream is libc's.
+fn streamed(fd: c_int) {
+    if !table::is_foreign(fd) && streams::has(fd) && !process::is_guest() {
+        match fd {
+            libc::STDOUT_FILENO | libc::STDERR_FILENO => to_kernel(fd),
+            _ => to_reader(fd),
+        }
+    }
+}
+
+/// libc has made a stream of `fd`.
+pub fn stream_made(fd: c_int) {
+    streams::made(fd);
 }
 
 /// `fcntl(2)`.

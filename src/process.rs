@@ -352,7 +352,7 @@ pub fn exec_prepare() {
     }
     // What a new image gets as its standard input or output it is going to use. The rest it asks for, if
     // it is preloaded (`foreign`).
-    give_up_all((0..3).filter_map(table::conn), Why::Forked);
+    give_up_all(crate::streams::STANDARD.filter_map(table::conn), Why::Forked);
     let until = now_ns() + 1_000_000_000;
     let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited();
     let mut any = false;
@@ -536,7 +536,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
             pump::reset(&mut c.lock_both());
         }
-        if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked) {
+        if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked | Why::Libc) {
             // Its sender is gone, and who gets it cannot have the rest of the ring.
             let b = &mut c.lock_both();
             if c.phase() == Phase::Managed && (b.rx.ring().waiting() > 0 || c.err.load(Relaxed) == libc::ECONNRESET) {

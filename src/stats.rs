@@ -152,6 +152,8 @@ why! {
     Returned = 16, "returned from a ring";
     /// A fork child waits for it.
     Forked = 17, "inherited over fork";
+    /// libc reads it.
+    Libc = 21, "the C library reads it by itself (stdio)";
     /// No RDMA device.
     NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
     /// No way by RDMA.

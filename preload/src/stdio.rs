@@ -4,6 +4,7 @@
 //! before.
 
 use core::arch::naked_asm;
+use core::ffi::CStr;
 use libc::{aiocb, c_char, c_int, c_void, sigevent, DIR, FILE};
 use ringsock_core::ops;
 
@@ -11,8 +12,13 @@ use crate::real::{self, keep_errno};
 
 hook! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        keep_errno(|| ops::to_kernel(fd));
-        real(fd, mode)
+        let reads = !mode.is_null() && CStr::from_ptr(mode).to_bytes().iter().any(|b| matches!(b, b'r' | b'+'));
+        keep_errno(|| if reads { ops::to_reader(fd) } else { ops::to_kernel(fd) });
+        let f = real(fd, mode);
+        if !f.is_null() {
+            ops::stream_made(fd);
+        }
+        f
     }
 }
 
@@ -33,7 +39,10 @@ hook! {
 /// A stream of a new descriptor.
 unsafe fn opened(f: *mut FILE) -> *mut FILE {
     if !f.is_null() {
-        keep_errno(|| ops::fd_new(libc::fileno(f)));
+        keep_errno(|| {
+            ops::fd_new(libc::fileno(f));
+            ops::stream_made(libc::fileno(f));
+        });
     }
     f
 }
@@ -54,7 +63,16 @@ hook! {
 }
 hook! { fn tmpfile() -> *mut FILE { opened(real()) } }
 hook! { fn tmpfile64() -> *mut FILE { opened(real()) } }
-hook! { fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE { opened(real(command, mode)) } }
+hook! {
+    /// (`pclose` goes unseen, and a pipe is all that such a stream ever is.)
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+        let f = real(command, mode);
+        if !f.is_null() {
+            keep_errno(|| ops::fd_new(libc::fileno(f)));
+        }
+        f
+    }
+}
 hook! {
     fn opendir(path: *const c_char) -> *mut DIR {
         let dir = real(path);
@@ -180,25 +198,30 @@ variadic!(__dprintf_chk);
 
 // ------------------------------------------------------------ asynchronous I/O
 
-unsafe fn queued(cb: *const aiocb) {
+unsafe fn queued(cb: *const aiocb, reads: bool) {
     if !cb.is_null() {
-        keep_errno(|| ops::to_kernel((*cb).aio_fildes));
+        let fd = (*cb).aio_fildes;
+        keep_errno(|| if reads { ops::to_reader(fd) } else { ops::to_kernel(fd) });
     }
 }
 
-hook! { fn aio_read(cb: *mut aiocb) -> c_int { queued(cb); real(cb) } }
-hook! { fn aio_read64(cb: *mut aiocb) -> c_int { queued(cb); real(cb) } }
-hook! { fn aio_write(cb: *mut aiocb) -> c_int { queued(cb); real(cb) } }
-hook! { fn aio_write64(cb: *mut aiocb) -> c_int { queued(cb); real(cb) } }
+unsafe fn listed(cb: *const aiocb) {
+    queued(cb, !cb.is_null() && (*cb).aio_lio_opcode == libc::LIO_READ);
+}
+
+hook! { fn aio_read(cb: *mut aiocb) -> c_int { queued(cb, true); real(cb) } }
+hook! { fn aio_read64(cb: *mut aiocb) -> c_int { queued(cb, true); real(cb) } }
+hook! { fn aio_write(cb: *mut aiocb) -> c_int { queued(cb, false); real(cb) } }
+hook! { fn aio_write64(cb: *mut aiocb) -> c_int { queued(cb, false); real(cb) } }
 hook! {
     fn lio_listio(mode: c_int, list: *const *mut aiocb, n: c_int, event: *mut sigevent) -> c_int {
-        (0..n.max(0) as usize).for_each(|i| queued(*list.add(i)));
+        (0..n.max(0) as usize).for_each(|i| listed(*list.add(i)));
         real(mode, list, n, event)
     }
 }
 hook! {
     fn lio_listio64(mode: c_int, list: *const *mut aiocb, n: c_int, event: *mut sigevent) -> c_int {
-        (0..n.max(0) as usize).for_each(|i| queued(*list.add(i)));
+        (0..n.max(0) as usize).for_each(|i| listed(*list.add(i)));
         real(mode, list, n, event)
     }
 }

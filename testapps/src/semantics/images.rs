@@ -44,13 +44,20 @@ extern "C" {
 
 /// Starts a program with `out` as its standard output.
 pub(super) fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
+    start_with(how, words, &[(out, 1)])
+}
+
+/// Starts a program that has each first fd under the second number.
+pub(super) fn start_with(how: How, words: &[&str], fds: &[(RawFd, RawFd)]) -> Result<libc::pid_t, Why> {
     let words: Vec<CString> = words.iter().map(|w| CString::new(*w).expect("no NUL")).collect();
     let mut argv: Vec<*mut c_char> = words.iter().map(|w| w.as_ptr().cast_mut()).collect();
     argv.push(null_mut());
     let become_it = || -> ! {
         // SAFETY: plain calls that a child of vfork may make; the arrays end with a null.
         unsafe {
-            libc::dup2(out, 1);
+            for (from, to) in fds {
+                libc::dup2(*from, *to);
+            }
             libc::execve(argv[0], argv.as_ptr().cast(), environ.cast());
             libc::_exit(127)
         }
@@ -74,7 +81,9 @@ pub(super) fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t,
             How::Spawn => {
                 let mut acts = std::mem::zeroed();
                 libc::posix_spawn_file_actions_init(&mut acts);
-                libc::posix_spawn_file_actions_adddup2(&mut acts, out, 1);
+                for (from, to) in fds {
+                    libc::posix_spawn_file_actions_adddup2(&mut acts, *from, *to);
+                }
                 let mut pid = 0;
                 let e: c_int = libc::posix_spawn(&mut pid, argv[0], &acts, null_mut(), argv.as_ptr(), environ);
                 libc::posix_spawn_file_actions_destroy(&mut acts);

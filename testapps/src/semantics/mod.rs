@@ -16,6 +16,7 @@ mod pool;
 mod procs;
 mod returns;
 mod signals;
+mod stdio;
 mod surface;
 mod threads;
 mod unread;
@@ -49,6 +50,7 @@ fn all() -> Vec<Check> {
         environs::CHECKS,
         unread::CHECKS,
         returns::CHECKS,
+        stdio::CHECKS,
     ];
     lists.concat()
 }
