@@ -25,6 +25,14 @@ impl From<String> for Why {
     }
 }
 
+/// How the text of a check begins that could not be tried here.
+pub const UNTRIED: &str = "not tried: ";
+
+/// The kernel, or the user, does not let the check be tried.
+pub fn untried(why: &str) -> Res {
+    Err(Why(format!("{UNTRIED}{why}")))
+}
+
 /// What a check returns.
 pub type Res = Result<(), Why>;
 

@@ -1,6 +1,6 @@
 //! What surrounds a connection: filters of system calls, other users, other roots, a second libc, options of listeners.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{c_int, c_long, c_void, POLLIN, SOL_SOCKET};
@@ -113,7 +113,7 @@ fn wait_plainly(ep: RawFd) -> c_int {
 fn other_user(cx: &mut Cx) -> Res {
     // SAFETY: no pointers.
     if unsafe { libc::geteuid() } != 0 {
-        return Ok(());
+        return untried("the user is not root");
     }
     const NOBODY: libc::uid_t = 65534;
     // SAFETY: no pointers.
@@ -127,7 +127,7 @@ fn other_user(cx: &mut Cx) -> Res {
 fn other_root(cx: &mut Cx) -> Res {
     // SAFETY: no pointers.
     if unsafe { libc::geteuid() } != 0 {
-        return Ok(());
+        return untried("the user is not root");
     }
     // SAFETY: paths that end with a NUL.
     unsafe {
@@ -159,7 +159,7 @@ fn locked_memory(cx: &mut Cx) -> Res {
     let before = status_kb("VmRSS:")?;
     // SAFETY: no pointers.
     if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
-        return Ok(());
+        return untried(&format!("mlockall: {}", sys::strerror(sys::errno())));
     }
     with_myself()?;
     go_on(cx)?;
@@ -405,9 +405,14 @@ fn shared_port(cx: &mut Cx) -> Res {
 fn taken_over(cx: &mut Cx, option: c_int, value: &[u8]) -> Res {
     // SAFETY: the value is of its length.
     let r = unsafe { libc::setsockopt(cx.fd, libc::IPPROTO_TCP, option, value.as_ptr().cast(), value.len() as u32) };
+    let e = sys::errno();
     // Without keys TLS is not in force: bytes go as before.
-    ensure!(r == 0 || sys::errno() == libc::ENOENT || sys::errno() == libc::ENOPROTOOPT, "{}", sys::errno());
-    cx.warm(20, 0)
+    ensure!(r == 0 || e == libc::ENOENT || e == libc::ENOPROTOOPT, "{}", sys::strerror(e));
+    cx.warm(20, 0)?;
+    if r != 0 {
+        return untried(&format!("the kernel has none: {}", sys::strerror(e)));
+    }
+    Ok(())
 }
 
 /// The sequence numbers of a connection under repair are those of the program's bytes.
@@ -426,7 +431,7 @@ fn repair(cx: &mut Cx) -> Res {
         sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, -1 as c_int)?;
         Ok(Some((got[0], got[1])))
     };
-    let Some(before) = numbers(cx.fd)? else { return Ok(()) };
+    let Some(before) = numbers(cx.fd)? else { return untried("TCP_REPAIR is refused") };
     cx.warm(10, 0)?;
     let Some(after) = numbers(cx.fd)? else { return Err(Why("repair is refused".into())) };
     let went = (after.0.wrapping_sub(before.0), after.1.wrapping_sub(before.1));
@@ -437,7 +442,7 @@ fn repair(cx: &mut Cx) -> Res {
 /// Each look begins where the last one ended (TCP: since Linux 6.9).
 fn peek_offset(cx: &mut Cx) -> Res {
     if sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_PEEK_OFF, 0 as c_int).is_err() {
-        return Ok(());
+        return untried("the kernel's TCP has no SO_PEEK_OFF");
     }
     cx.tell(Op::Send, 100, 0, 0)?;
     cx.arrive(100)?;

@@ -1,4 +1,5 @@
-//! Signal handlers that use the very connection whose call they interrupt.
+//! Signal handlers that use the very connection whose call they interrupt. They allocate nothing, for they may interrupt the
+//! allocator.
 
 use super::cx::{Cx, Op, Res, Why, IN, OUT};
 use super::waiting::set;
@@ -28,6 +29,22 @@ static AT: AtomicU64 = AtomicU64::new(0);
 static WRONG: AtomicU64 = AtomicU64::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 
+/// What a handler must leave as it was.
+struct Errno(c_int);
+
+impl Errno {
+    fn kept() -> Errno {
+        Errno(sys::errno())
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: the thread's own variable.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
 /// Notes that line `at` found something wrong.
 fn wrong(at: u32) {
     let _ = WRONG.compare_exchange(0, at.into(), SeqCst, SeqCst);
@@ -45,6 +62,13 @@ fn under_fire(cx: &Cx, handler: extern "C" fn(c_int), f: impl FnOnce() -> Res) -
             std::thread::sleep(Duration::from_micros(60));
         }
     });
+    // The other thread may take its time to begin.
+    for _ in 0..5000 {
+        if RUNS.load(SeqCst) > 0 {
+            break;
+        }
+        util::pause_ms(1);
+    }
     let r = f();
     STOP.store(true, SeqCst);
     t.join().map_err(|_| Why("a thread panicked".into()))?;
@@ -54,6 +78,7 @@ fn under_fire(cx: &Cx, handler: extern "C" fn(c_int), f: impl FnOnce() -> Res) -
 }
 
 extern "C" fn look(_: c_int) {
+    let _errno = Errno::kept();
     RUNS.fetch_add(1, SeqCst);
     let (fd, ep) = (FD.load(SeqCst), SET.load(SeqCst));
     let there = sys::fionread(fd).unwrap_or(0);
@@ -68,7 +93,9 @@ extern "C" fn look(_: c_int) {
     if sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, EPOLLIN as u32, 7).is_err() {
         wrong(line!());
     }
-    if there > 0 && sys::epoll_wait(ep, 4, 0).map_or(0, |v| v.len()) != 1 {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+    // SAFETY: the array is as long as is said.
+    if there > 0 && unsafe { libc::epoll_wait(ep, events.as_mut_ptr(), 4, 0) } != 1 {
         wrong(line!());
     }
 }
@@ -90,6 +117,7 @@ fn looks(cx: &mut Cx) -> Res {
 }
 
 extern "C" fn receive(_: c_int) {
+    let _errno = Errno::kept();
     RUNS.fetch_add(1, SeqCst);
     let mut b = [0; 2000];
     while let Ok(n) = sys::recv(FD.load(SeqCst), &mut b, MSG_DONTWAIT) {
@@ -123,6 +151,7 @@ fn receives(cx: &mut Cx) -> Res {
 }
 
 extern "C" fn send(_: c_int) {
+    let _errno = Errno::kept();
     RUNS.fetch_add(1, SeqCst);
     let at = AT.load(SeqCst);
     let mut b = [0u8; 64];
@@ -156,18 +185,21 @@ fn sends(cx: &mut Cx) -> Res {
 const LAST: u64 = 60;
 
 extern "C" fn shut(_: c_int) {
+    let _errno = Errno::kept();
     if RUNS.fetch_add(1, SeqCst) == LAST && sys::shutdown(FD.load(SeqCst), libc::SHUT_WR).is_err() {
         wrong(line!());
     }
 }
 
 extern "C" fn shut_rd(_: c_int) {
+    let _errno = Errno::kept();
     if RUNS.fetch_add(1, SeqCst) == LAST && sys::shutdown(FD.load(SeqCst), libc::SHUT_RD).is_err() {
         wrong(line!());
     }
 }
 
 extern "C" fn shut_by_close(_: c_int) {
+    let _errno = Errno::kept();
     if RUNS.fetch_add(1, SeqCst) == LAST && sys::close(FD.load(SeqCst)).is_err() {
         wrong(line!());
     }

@@ -1,6 +1,6 @@
 //! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::procs::bye;
 use super::Check;
 use crate::{ensure, same, sys};
@@ -106,7 +106,7 @@ pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
 
 fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
     if !std::path::Path::new(words[0]).exists() {
-        return Ok(());
+        return untried(&format!("no {}", words[0]));
     }
     sys::dup2(cx.fd, NUMBER)?;
     cx.tell(Op::Send, 1000, 0, 0)?;

@@ -24,7 +24,7 @@ mod waiting;
 
 use crate::args::Args;
 use crate::sys;
-use cx::{Cx, Op, Res, Why};
+use cx::{Cx, Op, Res, Why, UNTRIED};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,8 @@ fn all() -> Vec<Check> {
 /// `--two`: the other end is in another process. `--accept`: the end under test accepts.
 /// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes the beginning
 /// of a name. `--known`: checks that may fail. `--skip`: checks not to run. `--again`: a check that fails is tried so
-/// many times more, and counts as skipped if it holds then; wrong bytes fail at once.
+/// many times more, and counts as skipped if it holds then; wrong bytes fail at once. What the kernel or the user does
+/// not let be tried counts as skipped, too.
 pub fn run(a: &Args) -> i32 {
     let only = a.text("only", "");
     let skip = a.text("skip", "");
@@ -78,7 +79,9 @@ pub fn run(a: &Args) -> i32 {
         let mut result = apart(f, a);
         for _ in 0..a.num("again", 0) {
             match &result {
-                Err(Why(w)) if !w.contains("differs") && !known.split(',').any(|k| k == name) => {
+                Err(Why(w))
+                    if !w.contains("differs") && !w.starts_with(UNTRIED) && !known.split(',').any(|k| k == name) =>
+                {
                     println!("AGAIN {name}: {w}");
                     let next = apart(f, a);
                     if next.is_ok() {
@@ -91,6 +94,10 @@ pub fn run(a: &Args) -> i32 {
             }
         }
         match result {
+            Err(Why(w)) if w.starts_with(UNTRIED) => {
+                skipped += 1;
+                println!("SKIP {name}: {w}");
+            }
             Err(Why(w)) if known.split(',').any(|k| k == name) => {
                 skipped += 1;
                 println!("KNOWN {name}: {w}");

@@ -1,6 +1,6 @@
 //! The rest of what a program may do with a socket: what rings do not have, and what nobody sees.
 
-use super::cx::{Cx, Op, Res, Why, OUT};
+use super::cx::{untried, Cx, Op, Res, Why, OUT};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
 use libc::{c_int, c_void, EAGAIN, EFAULT, MSG_DONTWAIT, MSG_OOB, POLLIN, SOL_SOCKET};
@@ -391,9 +391,10 @@ fn io_uring(cx: &mut Cx) -> Res {
     let mut params = [0u64; 64];
     // SAFETY: the parameters are larger than the kernel's.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
+    let e = sys::errno();
     cx.warm(6, 0)?;
     if ring < 0 {
-        return Ok(());
+        return untried(&format!("io_uring_setup: {}", sys::strerror(e)));
     }
     // As the kernel would do it for the ring: out of sight.
     cx.tell(Op::Send, 10, 0, 0)?;

@@ -1,7 +1,7 @@
 //! A connection that leaves TCP while both programs leave bytes unread, and then goes to somebody who knows nothing of
 //! that.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::images::{read_all, start, How, NUMBER, STATIC};
 use super::procs::bye;
 use super::Check;
@@ -50,7 +50,7 @@ pub(super) fn quick(since: Instant) -> Res {
 
 fn image(cx: &mut Cx, how: How, n: usize) -> Res {
     if !std::path::Path::new(STATIC[0]).exists() {
-        return Ok(());
+        return untried(&format!("no {}", STATIC[0]));
     }
     unread(cx, n)?;
     let there = sys::fionread(cx.fd)?;
@@ -136,7 +136,7 @@ fn ioctl(cx: &mut Cx) -> Res {
 
 fn duplicates(cx: &mut Cx) -> Res {
     if !std::path::Path::new(STATIC[0]).exists() {
-        return Ok(());
+        return untried(&format!("no {}", STATIC[0]));
     }
     unread(cx, 3000)?;
     let mut fds = Vec::new();
