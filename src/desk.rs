@@ -11,11 +11,15 @@
 //! pass but one call with a magic argument, which the clerk answers: that call is how it hands over what is to be done.
 //! Where a kernel or a container does not allow this there is no clerk, and things are done where they are asked for: then
 //! an fd has a low number for the moment until [`fdhigh::move_high`] has moved it.
+//!
+//! Nobody but the clerk holds the other end of the filter. So if it should ever end by itself, the kernel refuses the call
+//! that waits for it, and another clerk begins; what was in the table of the first is closed.
 
-use crate::sync::{futex_wait, futex_wake, now_ns};
+use crate::log::{log, Level};
+use crate::sync::{futex_wait, futex_wake, now_ns, timespec_of};
 use crate::sys::{self, sys, Errno, SysResult};
 use crate::{fdhigh, thread};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
 use libc::{c_int, c_long, c_void};
 
 /// The call that the filter hands to the clerk, and the first argument by which it knows it.
@@ -96,8 +100,12 @@ static STATE: AtomicU32 = AtomicU32::new(0);
 /// The thread that may ask, and the clerk; 0: none.
 static ASKER: AtomicU32 = AtomicU32::new(0);
 static CLERK: AtomicU32 = AtomicU32::new(0);
-/// Where the clerk finds what it answers, before it has a table of its own.
+/// Where a clerk that begins finds what it answers, or -1.
 static LISTENER: AtomicI32 = AtomicI32::new(-1);
+/// Any file, by which numbers of the program's table are reserved.
+static HOLD: AtomicI32 = AtomicI32::new(-1);
+/// Starts a thread that calls [`clerk`], as a `fn() -> bool`.
+static SPAWN: AtomicUsize = AtomicUsize::new(0);
 /// The clerk's fd for this process.
 static PIDFD: AtomicI32 = AtomicI32::new(-1);
 
@@ -132,9 +140,12 @@ pub fn run<R>(f: impl FnOnce() -> R) -> R {
     let how = caller(&f);
     let mut pair = (Some(f), None);
     loop {
-        ask(&Request { data: (&raw mut pair).cast(), ..Request::new(how) });
+        let there = ask(&Request { data: (&raw mut pair).cast(), ..Request::new(how) });
         if let Some(r) = pair.1.take() {
             return r;
+        }
+        if !there {
+            replace();
         }
     }
 }
@@ -152,9 +163,34 @@ impl Request {
     }
 }
 
-fn ask(r: &Request) {
+/// Whether there is a clerk to ask.
+fn ask(r: &Request) -> bool {
     // SAFETY: the filter hands this call to the clerk, which uses the request until it answers.
-    let _ = unsafe { sys!(CALL, u64::from(MAGIC), r) };
+    unsafe { sys!(CALL, u64::from(MAGIC), r) != Err(libc::ENOSYS) }
+}
+
+/// The clerk has ended, which it does for no reason that is known: another one begins.
+#[cold]
+fn replace() {
+    const PAUSE_NS: i64 = 10_000_000;
+    // SAFETY: what `open` has put there.
+    let spawn = unsafe { core::mem::transmute::<usize, fn() -> bool>(SPAWN.load(SeqCst)) };
+    shut();
+    // Without one the numbers that the caller knows would be taken for the program's.
+    while !begin(spawn, true) {
+        let ts = timespec_of(PAUSE_NS);
+        // SAFETY: `ts` is readable.
+        let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+    }
+    log(Level::Warn, format_args!("the clerk has ended, and is replaced"));
+}
+
+/// There is no clerk any more.
+fn shut() {
+    for word in [&ASKER, &STATE, &CLERK] {
+        word.store(0, SeqCst);
+    }
+    sys::close(HOLD.swap(-1, Relaxed));
 }
 
 /// Puts an fd that [`run`] has made under a high number of the program's table, close-on-exec. It is closed in the
@@ -173,7 +209,7 @@ fn put(fd: c_int, close: bool) -> SysResult<c_int> {
         return Ok(if fdhigh::is_ours(fd) { fd } else { fdhigh::move_high(fd) });
     }
     // A number that nobody can get meanwhile: any file will do to hold it.
-    let to = match fdhigh::dup_high(LISTENER.load(Relaxed)) {
+    let to = match fdhigh::dup_high(HOLD.load(Relaxed)) {
         Ok(to) => to,
         Err(e) => {
             run(|| {
@@ -186,7 +222,9 @@ fn put(fd: c_int, close: bool) -> SysResult<c_int> {
     };
     let r = Request { from: fd, to, close, ..Request::nothing() };
     while !r.done.load(Acquire) {
-        ask(&r);
+        if !ask(&r) {
+            replace();
+        }
     }
     match r.error.load(Relaxed) {
         0 => Ok(to),
@@ -231,10 +269,16 @@ impl Drop for Lent {
 
 /// Opens the desk for the calling thread, which must not have been told of any fd that [`run`] has made. `spawn` starts a
 /// thread that calls [`clerk`].
-pub fn open(spawn: impl FnOnce() -> bool) {
-    let listener = match listen() {
+pub fn open(spawn: fn() -> bool) {
+    SPAWN.store(spawn as usize, SeqCst);
+    begin(spawn, false);
+}
+
+/// `again`: there was a clerk for the calling thread before. Whether there is one now.
+fn begin(spawn: fn() -> bool, again: bool) -> bool {
+    let listener = match listen(again) {
         Ok(fd) => fdhigh::not_for_children(fdhigh::move_high(fd)),
-        Err(_) => return,
+        Err(_) => return false,
     };
     LISTENER.store(listener, Relaxed);
     STATE.store(1, SeqCst);
@@ -244,15 +288,19 @@ pub fn open(spawn: impl FnOnce() -> bool) {
         let _ = futex_wait(&STATE, 1, until - now_ns());
     }
     if STATE.compare_exchange(1, 0, SeqCst, SeqCst).is_err() && STATE.load(SeqCst) == 2 {
+        HOLD.store(listener, Relaxed);
         ASKER.store(thread::tid(), SeqCst);
-    } else {
-        LISTENER.store(-1, Relaxed);
-        sys::close(listener);
+        // SAFETY: no preconditions.
+        let other = make(|| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) });
+        HOLD.store(other.map_or(-1, fdhigh::not_for_children), Relaxed);
     }
+    LISTENER.store(-1, Relaxed);
+    sys::close(listener);
+    is_open()
 }
 
 /// Has the calling thread's magic calls answered by whoever reads what this returns.
-fn listen() -> SysResult<c_int> {
+fn listen(again: bool) -> SysResult<c_int> {
     const LOAD: u16 = 0x20;
     const IS: u16 = 0x15;
     const RETURN: u16 = 0x06;
@@ -271,7 +319,7 @@ fn listen() -> SysResult<c_int> {
     unsafe {
         // A filter that was there before may kill the process for a call that it does not know: those of services under
         // systemd's `SystemCallFilter=` do, and `pidfd_getfd` is not among the calls of `@system-service`.
-        if sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0)? != 0 {
+        if !again && sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0)? != 0 {
             return Err(libc::EPERM);
         }
         sys!(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)?;
@@ -365,11 +413,11 @@ pub fn close() {
     let clerk = CLERK.load(SeqCst);
     let r = Request { end: true, ..Request::nothing() };
     while !r.done.load(Acquire) {
-        ask(&r);
+        if !ask(&r) {
+            break;
+        }
     }
-    ASKER.store(0, SeqCst);
-    STATE.store(0, SeqCst);
-    sys::close(LISTENER.swap(-1, Relaxed));
+    shut();
     let until = now_ns() + PATIENCE_NS;
     // SAFETY: signal 0 asks only whether the thread exists.
     while now_ns() < until && unsafe { sys!(libc::SYS_tgkill, sys::pid(), clerk, 0) }.is_ok() {
@@ -384,4 +432,38 @@ pub fn reset_after_fork() {
         word.store(0, Relaxed);
     }
     LISTENER.store(-1, Relaxed);
+    HOLD.store(-1, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_clerk_that_ends_is_replaced() {
+        fn spawn() -> bool {
+            std::thread::spawn(clerk);
+            true
+        }
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            open(spawn);
+            if !is_open() {
+                return tell.send((0, 0, Ok(0), true));
+            }
+            let first = CLERK.load(SeqCst);
+            ask(&Request { end: true, ..Request::nothing() });
+            let again = run(thread::tid);
+            // SAFETY: no preconditions.
+            let made = make(|| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) });
+            let high = made.is_ok_and(fdhigh::is_ours);
+            close();
+            tell.send((first, again, made, high))
+        });
+        let (first, again, made, high) = told.recv_timeout(Duration::from_secs(10)).expect("nobody waits for ever");
+        assert!(first == 0 || again != first);
+        assert!(made.is_ok() && high, "{made:?}");
+    }
 }
