@@ -536,6 +536,13 @@ impl Bg {
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
+        if conn.visited.load(SeqCst) {
+            // Whoever has it waits in the kernel from now on, also for what is still to be read of a replay.
+            let mut b = conn.lock_both();
+            if conn.local().managed.load(SeqCst) && visit::is_home(&mut b) {
+                epoll::unmanage(&mut b);
+            }
+        }
         self.stay(conn);
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
@@ -610,12 +617,14 @@ impl Bg {
                 return;
             }
             if shared && home {
+                epoll::unmanage(&mut b);
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {
                 own.flags.fetch_or(CLOSED | if late { ABORT } else { 0 }, SeqCst);
             }
             conn.lingering.store(false, Release);
             conn.holders.remove(me);
+            epoll::fd_closed(conn, true);
             shared
         };
         let fd = conn.local().fd.swap(-1, AcqRel);

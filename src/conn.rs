@@ -69,6 +69,9 @@ pub const END_HUP: u32 = 128;
 /// The process at the other end is gone, and the end of its stream is behind bytes that are not read yet.
 pub const END_ORPHAN: u32 = 256;
 
+/// The error that stands at the end of what is to be read has been told before it.
+pub const END_TOLD: u32 = 512;
+
 /// Requests to the background thread.
 pub mod ask {
     /// Look for the peer.

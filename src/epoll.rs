@@ -150,6 +150,8 @@ pub struct Set {
     token: AtomicU64,
     /// The kernel's set may have a bell in it: this process's, or that of another that uses the set.
     belled: AtomicBool,
+    /// Another process may use it as well.
+    forked: AtomicBool,
     managed: AtomicU32,
     /// Items that may be ready.
     listed: AtomicU32,
@@ -226,6 +228,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             bell: AtomicU32::new(0),
             token: AtomicU64::new(0),
             belled: AtomicBool::new(false),
+            forked: AtomicBool::new(false),
             managed: AtomicU32::new(0),
             listed: AtomicU32::new(0),
             moving: AtomicU32::new(0),
@@ -317,6 +320,7 @@ fn closed(s: &'static Set) {
     let exposed = s.exposed.swap(false, Relaxed);
     s.nests.store(false, Relaxed);
     s.belled.store(false, Relaxed);
+    s.forked.store(false, Relaxed);
     let b = s.bell.swap(0, Relaxed);
     if b != 0 {
         if exposed {

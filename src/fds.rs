@@ -241,7 +241,6 @@ fn forget(fd: c_int, how: How) -> Outcome {
     }
     table::take(fd);
     let last = c.local().fds.fetch_sub(1, SeqCst) == 1;
-    epoll::fd_closed(c, last);
     if !last {
         // Other numbers remain.
         if c.local().fd.load(Relaxed) == fd {
@@ -255,7 +254,13 @@ fn forget(fd: c_int, how: How) -> Outcome {
         process::read_kernel_counts(c, fd);
     }
     let me = process::holder_id();
-    if !c.holders.is_only(me) {
+    let shared = !c.holders.is_only(me);
+    // As long as somebody holds it the sets go on reporting it. Those of the kernel do so by themselves; when it comes home
+    // for the others it is theirs again.
+    if !shared || !c.is_ours() || how == How::Stale {
+        epoll::fd_closed(c, true);
+    }
+    if shared {
         // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
         let mut keep = -1;
         if c.is_ours() && how != How::Stale {
@@ -269,6 +274,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         }
         if keep < 0 {
             c.holders.remove(me);
+            epoll::fd_closed(c, true);
         }
         c.local().fd.store(keep, SeqCst);
         let r = kernel();
@@ -388,6 +394,10 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         _ => return Outcome::Bypass,
     }
     if c.is_over() {
+        // The kernel wakes all who wait for the socket all the same.
+        c.kicks.fetch_add(1, SeqCst);
+        drop(b);
+        c.notify();
         return Outcome::Fail(libc::ENOTCONN);
     }
     if rd {
@@ -410,8 +420,12 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
                 // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
                 let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
             }
-            // This direction has come back already, though the other may not have.
-            TxPath::Tcp if !b.tx.pending() && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) => {
+            // This direction has come back already, though the other may not have. (With both shut `pump` does it.)
+            TxPath::Tcp
+                if !b.tx.pending()
+                    && !c.has_ended(END_RDSHUT)
+                    && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) =>
+            {
                 // SAFETY: as above.
                 let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
             }

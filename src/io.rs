@@ -207,7 +207,7 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
-    let since = Since::now();
+    let mut since = Since::now();
     // As it was when the call began: what `O_NONBLOCK` becomes meanwhile does not end a wait.
     let mut may_wait = None;
     loop {
@@ -221,9 +221,9 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let step = match conn.phase() {
-            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, (may_wait, since)),
+            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, (may_wait, &mut since)),
             Phase::Away => recv_away(fd, conn, &mut b, msg, flags, may_wait),
-            _ => recv_managed(fd, conn, &mut b, msg, flags, (may_wait, since)),
+            _ => recv_managed(fd, conn, &mut b, msg, flags, (may_wait, &mut since)),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -304,6 +304,9 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
                     pump::run(&mut both);
                     if both.sw().is_plain() {
                         conn.ask(ask::PUMP);
+                        if conn.phase() == Phase::Away {
+                            visit::press(conn);
+                        }
                     }
                 }
                 Take::End => {
@@ -458,7 +461,7 @@ fn recv_managed(
     b: &mut Bufs,
     msg: Option<&mut msghdr>,
     flags: c_int,
-    (may_wait, since): (bool, Since),
+    (may_wait, since): (bool, &mut Since),
 ) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
@@ -467,6 +470,8 @@ fn recv_managed(
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     // Fewer bytes than `SO_RCVLOWAT` are taken together with what is still missing.
     let together = may_wait && flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == 0 && (2..=b.len()).contains(&least);
+    // What the kernel takes before the call is over goes with a thread that is cancelled in it.
+    let lose = |b: &Bufs| if least > 1 { b.len() } else { 0 };
     let timeout = conn.rcvtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
@@ -484,7 +489,7 @@ fn recv_managed(
         }
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
         if together && b.skip == 0 && conn.is_managed() && !conn.takeable(want) {
-            match wait(fd, conn, Some(want), deadline, false, since) {
+            match wait(fd, conn, Some(want), deadline, (false, lose(b)), *since) {
                 Ok(()) => continue,
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
@@ -493,13 +498,13 @@ fn recv_managed(
             }
         }
         if may_wait && is_dry(conn, want) {
-            if let Err(e) = wait(fd, conn, Some(want), deadline, b.skip > 0, since) {
+            if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
                 return Step::Return(Outcome::Fail(e));
             }
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
-                if let Err(e) = pause(deadline, since) {
+                if let Err(e) = pause(deadline, *since) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -508,6 +513,9 @@ fn recv_managed(
                 conn.tell_peer(WANT_TX, FUTEX_TX);
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
+                }
+                if b.skip == 0 {
+                    since.begun();
                 }
                 b.skip += n;
             }
@@ -520,7 +528,7 @@ fn recv_managed(
                 _ => return Step::Return(Outcome::Done(0)),
             },
             Take::Empty if may_wait => {
-                if let Err(e) = wait(fd, conn, Some(want), deadline, b.skip > 0, since) {
+                if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -569,7 +577,7 @@ fn await_resume(conn: &Conn) {
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
-    let since = Since::now();
+    let mut since = Since::now();
     let mut may_wait = None;
     loop {
         let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags) };
@@ -582,9 +590,9 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         }
         visit::arrive(conn);
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, &mut b, flags, (may_wait, since)),
+            Phase::Raw => send_raw(fd, conn, &mut b, flags, (may_wait, &mut since)),
             Phase::Away => send_away(fd, conn, &mut b, flags, may_wait),
-            _ => send_managed(fd, conn, &mut b, flags, (may_wait, since)),
+            _ => send_managed(fd, conn, &mut b, flags, (may_wait, &mut since)),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -630,6 +638,10 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Full };
     }
     if path == TxPath::Ring && !conn.is_mapped() {
+        return Put::Full;
+    }
+    if path == TxPath::Tcp && (conn.is_refused() || conn.phase() == Phase::Away) && conn.awaits_fin() {
+        // Not before the peer's kernel refuses it, too.
         return Put::Full;
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
@@ -702,7 +714,13 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     Put::Sent(n)
 }
 
-fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may_wait, since): (bool, Since)) -> Step {
+fn send_managed(
+    fd: c_int,
+    conn: &'static Conn,
+    b: &mut Bufs,
+    flags: c_int,
+    (may_wait, since): (bool, &mut Since),
+) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
@@ -722,6 +740,9 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
                 if last {
                     return Step::Return(Outcome::Done(n as isize));
                 }
+                if b.skip == 0 {
+                    since.begun();
+                }
                 b.skip += n;
             }
             Put::Gone => return Step::Again,
@@ -737,7 +758,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, (may
             Put::Full => {
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, None, deadline, b.skip > 0, since) {
+                if let Err(e) = wait(fd, conn, None, deadline, (b.skip > 0, 0), *since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }

@@ -1,7 +1,7 @@
 //! `poll(2)` and its kin over connections of ours and kernel fds together.
 
 use crate::bell;
-use crate::conn::{Conn, Phase};
+use crate::conn::{Conn, Phase, END_FAILED, END_RESET};
 use crate::epoll;
 use crate::io::end_peek;
 use crate::layout::BELLS;
@@ -147,7 +147,8 @@ impl Call<'_> {
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = table::conn(p.fd).filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed));
-            let hidden = c.is_some_and(|c| c.is_ours());
+            // One that has failed is told of by whoever knows how.
+            let hidden = c.is_some_and(|c| c.is_ours() || c.is_mapped() && c.has_ended(END_FAILED | END_RESET));
             managed |= hidden;
             self.conns[i] = c;
             // A negative fd is passed over; our own answer stands instead.

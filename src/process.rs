@@ -367,6 +367,7 @@ pub fn exec_prepare() {
         each_held(|c| {
             if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
                 await_home(c, until);
+                visit::await_rest(c, until);
             }
         });
     }
@@ -401,6 +402,7 @@ pub fn spawn_prepare() -> bool {
             if c.phase() == Phase::Managed {
                 leave(c);
                 await_home(c, until);
+                visit::await_rest(c, until);
                 leave_to_kernel(c);
             }
         }
@@ -517,6 +519,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
     }
     for c in all.filter(|c| matches!(c.phase(), Phase::Managed | Phase::Raw)) {
         await_home(c, until);
+        visit::await_rest(c, until);
         leave_to_kernel(c);
         let over = has_no_way_home(c);
         // The background thread makes it the kernel's again.

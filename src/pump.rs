@@ -33,7 +33,6 @@ fn advance(b: &mut Both) -> bool {
     for _ in 0..256 {
         let was = b.sw().tx();
         let coming_home = was != TxPath::Tcp || !b.sw().pending().is_empty();
-        let away = !matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay);
         let moved = start_mark(b) | flush(b, fd) | give(b, fd) | replay(b, fd) | receive(b, fd);
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let kept = b.rx.ring().kept.len() as u64;
@@ -62,14 +61,8 @@ fn advance(b: &mut Both) -> bool {
         if b.sw().tx() == TxPath::Tcp {
             b.tx.ring().back.release();
         }
-        if away && conn.has_ended(END_RDSHUT) && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
-            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-            let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_RD) };
-        }
-        // A direction that had ended in the ring ends in TCP now.
-        if coming_home && b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty() && conn.has_ended(END_WRSHUT) {
-            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-            let _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+        if conn.has_ended(END_WRSHUT | END_RDSHUT) {
+            shut_home(b, fd, coming_home);
         }
         if !moved && !stepped {
             break;
@@ -84,6 +77,42 @@ fn advance(b: &mut Both) -> bool {
         }
     }
     changed
+}
+
+/// Directions that were shut in the ring are shut in TCP, too, when they have come there.
+///
+/// Who has shut both refuses what comes, in the kernel as on the ring, by a reset. So with both shut nothing of a replay may
+/// be on its way any more, and nothing else may have come before: our end is what the peer waits for (`Conn::awaits_fin`).
+/// What has no room in the kernel, and perhaps is never read, is not waited for.
+fn shut_home(b: &mut Both, fd: i32, coming_home: bool) {
+    let conn = b.rx.conn();
+    let (rd, wr) = (conn.has_ended(END_RDSHUT), conn.has_ended(END_WRSHUT));
+    let rx_home = matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay);
+    let tx_home = b.sw().tx() == TxPath::Tcp && b.sw().pending().is_empty();
+    let missing = b.sw().replay_missing() as i64;
+    let there = || sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as i64;
+    // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+    let shut = |how: i32| _ = unsafe { sys::sys!(libc::SYS_shutdown, fd, how) };
+    let has = |e: i16| sys::poll_now(fd, libc::POLLRDHUP) & e != 0;
+    if rd && wr {
+        let all = rx_home && (missing == 0 || there() >= missing);
+        if all && tx_home {
+            if !has(libc::POLLHUP) {
+                shut(libc::SHUT_RDWR);
+            }
+        } else if coming_home
+            && tx_home
+            && missing > sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0) as i64 / 4
+        {
+            shut(libc::SHUT_WR);
+        }
+    } else if rd && rx_home && (missing == 0 || there() >= missing) {
+        if !has(libc::POLLRDHUP) {
+            shut(libc::SHUT_RD);
+        }
+    } else if wr && coming_home && tx_home {
+        shut(libc::SHUT_WR);
+    }
 }
 
 /// Has a connection return at once: neither end waits until its program has read what stands before the mark. Who is
@@ -138,6 +167,11 @@ fn start_mark(b: &mut Both) -> bool {
         b.sw().allow_mark(nonce);
     }
     if !b.sw().can_mark() {
+        return false;
+    }
+    // A program that found no room must not find the room of a ring: it is to wait until its peer reads.
+    let fd = conn.local().fd.load(Relaxed);
+    if conn.fulls.load(SeqCst) > 0 && !b.sw().leaving() && sys::poll_now(fd, libc::POLLOUT) == 0 {
         return false;
     }
     begin_mark(conn);
@@ -468,6 +502,10 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     };
     match error {
         0 => {}
+        _ if conn.has_ended(END_TOLD) => {
+            conn.fail(error);
+            conn.take_error();
+        }
         // After the end of the peer's stream a reset means that it takes nothing more, and to an end that has
         // ended too it means nothing.
         libc::ECONNRESET if after_fin && conn.has_ended(END_WRSHUT) => {}

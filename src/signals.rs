@@ -251,6 +251,11 @@ impl Since {
         me(|t| Since { handled: t.handled.load(Relaxed), hard: t.hard.load(Relaxed) })
     }
 
+    /// The first bytes are transferred. Handlers that ran before and let the call go on did so with a call that had not begun.
+    pub fn begun(&mut self) {
+        self.handled = Since::now().handled;
+    }
+
     /// Whether a handler has run meanwhile that ends a call: one without `SA_RESTART`, or, with `any`, any.
     pub fn is_over(&self, any: bool) -> bool {
         let now = Since::now();

@@ -14,8 +14,8 @@ use crate::conn::*;
 use crate::ring::{RxRing, TxRing};
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
-use crate::sync::{futex_wait, now_ns};
-use crate::sys::sys;
+use crate::sync::{futex_wait, now_ns, timespec_of};
+use crate::sys::{self, sys};
 use crate::{bell, bg, fdhigh, fds, foreign, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
@@ -208,6 +208,39 @@ pub fn press(c: &'static Conn) {
     }
 }
 
+/// What was in a ring when its connection left it had arrived, as far as the program can know: waits until it is in the
+/// kernel's socket, or as much of it as surely has room there.
+pub fn await_rest(c: &Conn, until: i64) {
+    const STUCK_NS: i64 = 100_000_000;
+    const ROOM: usize = 64 << 10;
+    let (mut most, mut since) = (0, now_ns());
+    loop {
+        let missing = {
+            let rx = c.lock_rx();
+            if rx.path() == RxPath::Replay {
+                rx.missing()
+            } else {
+                0
+            }
+        };
+        let fd = c.local().fd.load(Relaxed);
+        let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+        let now = now_ns();
+        if there >= missing.min(ROOM) || sys::poll_now(fd, libc::POLLRDHUP) != 0 {
+            return;
+        }
+        if now >= until || now - since > STUCK_NS {
+            return c.local().hasty.store(true, Relaxed);
+        }
+        if there > most {
+            (most, since) = (there, now);
+        }
+        let ts = timespec_of(100_000);
+        // SAFETY: `ts` is readable.
+        let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+    }
+}
+
 /// Brings a connection that is away home, so that the kernel's calls do with it what the program means.
 /// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about.)
 pub fn settle(c: &'static Conn) -> bool {
@@ -219,6 +252,7 @@ pub fn settle(c: &'static Conn) -> bool {
     let until = now_ns() + if l.hasty.load(Relaxed) { SLICE_NS } else { SHORT_NS };
     loop {
         if matches!(look(c), Look::Back | Look::Home) {
+            await_rest(c, until);
             return true;
         }
         if now_ns() >= until {

@@ -428,13 +428,17 @@ impl Bg {
         }
         fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
-        for (ended, how) in [(END_WRSHUT, libc::SHUT_WR), (END_RDSHUT, libc::SHUT_RD)] {
-            if conn.has_ended(ended) {
-                conn.set_phase(Phase::Plain);
-                // This also wakes threads that wait in the kernel.
-                // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-                let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
-            }
+        let how = match (conn.has_ended(END_RDSHUT), conn.has_ended(END_WRSHUT)) {
+            (true, true) => Some(libc::SHUT_RDWR),
+            (true, false) => Some(libc::SHUT_RD),
+            (false, true) => Some(libc::SHUT_WR),
+            _ => None,
+        };
+        if let Some(how) = how {
+            conn.set_phase(Phase::Plain);
+            // This also wakes threads that wait in the kernel.
+            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+            let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
         }
         epoll::unmanage(&mut b);
         drop(b);

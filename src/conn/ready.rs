@@ -113,6 +113,8 @@ impl Conn {
         }
         let mut tx = self.lock_tx();
         match tx.path() {
+            // The mark goes first.
+            TxPath::Ring if tx.pending() => false,
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring => {
                 let cap_known = self.ring_limit();
@@ -130,7 +132,8 @@ impl Conn {
                 }
                 ok
             }
-            TxPath::Tcp if !tx.pending() => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
+            TxPath::Tcp if tx.pending() || self.is_refused() && self.awaits_fin() => false,
+            TxPath::Tcp => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
             _ => false,
         }
     }

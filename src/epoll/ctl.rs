@@ -286,7 +286,7 @@ pub fn unmanage(b: &mut Both) {
         if i.managed {
             let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
             let ev = epoll_event { events, u64: i.data };
-            if i.events & (ET | ONESHOT) == ET && !conn.visited.load(Relaxed) {
+            if i.events & (ET | ONESHOT) == ET {
                 let (news, bits) = state(b, conn.local().fd.load(Relaxed));
                 let bits = bits & (i.events | ALWAYS);
                 if bits != 0 && !i.told.has_news(news, bits) {

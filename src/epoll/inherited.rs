@@ -53,7 +53,11 @@ impl Set {
             let ev = epoll_event { events, u64: item.data };
             let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             let ev = epoll_event { events: item.events, u64: item.data };
-            let item = Item { spent: item.spent, ..Item::new(conn, &ev, false) };
+            // What was told before the fork is no news for having been put back.
+            let muted = (item.managed || item.muted) && item.events & (ET | ONESHOT) == ET;
+            let (spent, told) = (item.spent, item.told);
+            let item = Item { spent, told, muted, ..Item::new(conn, &ev, false) };
+            self.muted.fetch_add(muted.into(), SeqCst);
             let local = conn.local();
             let _lg = local.lock.lock();
             let _sg = self.lock.lock();
@@ -102,6 +106,7 @@ pub fn about_to_fork() {
     for fd in 0..=table::highest() {
         if let Entry::Set(s) = table::get(fd) {
             s.belled.store(true, SeqCst);
+            s.forked.store(true, SeqCst);
         }
     }
 }

@@ -128,7 +128,8 @@ impl Set {
     /// What the kernel says of a one-shot that has fired, or of an edge that was told of, is not for the program.
     /// Returns how many events are left.
     fn admit(&self, evs: *mut epoll_event, n: usize) -> usize {
-        if self.oneshots.load(Relaxed) == 0 && self.muted.load(SeqCst) == 0 {
+        let single = !self.forked.load(Relaxed);
+        if self.oneshots.load(Relaxed) == 0 && self.muted.load(SeqCst) == 0 && single {
             return n;
         }
         let mut out = 0;
@@ -167,6 +168,14 @@ impl Set {
                 // before somebody else was told, and took care of it.
                 Some(i) if i.events & ONESHOT != 0 && i.managed && i.rearmed => return true,
                 Some(i) if i.events & ONESHOT != 0 => return core::mem::replace(&mut i.spent, true),
+                // A forked child that uses the set has put it into the kernel's, too. (An edge may be of the time before.)
+                Some(i) if i.managed && i.events & ET == 0 && !i.spent => {
+                    if !core::mem::replace(&mut i.listed, true) {
+                        inner.ready.push_back(key);
+                        self.listed.store(inner.ready.len() as u32, SeqCst);
+                    }
+                    return true;
+                }
                 Some(i) if i.muted => (key, i.conn, i.told),
                 _ => return false,
             }

@@ -60,7 +60,7 @@ pub(super) fn recv_away(
             return Step::Return(Outcome::Bypass);
         }
         if !may_wait && visit::is_home(&mut conn.lock_both()) {
-            // All that is there has been looked at.
+            visit::await_rest(conn, until);
             return match take(fd, conn, *b, flags) {
                 Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
                 Take::End => Step::Return(Outcome::Done(0)),

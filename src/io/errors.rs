@@ -36,8 +36,25 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
         pump::drive(conn);
     }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
+    let asked = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
     let e = match conn.take_error() {
-        0 if kernel => sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0),
+        0 if kernel => asked(),
+        // It may be told before what has come by TCP.
+        0 if matches!(conn.lock_rx().path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay) => {
+            let e = match asked() {
+                libc::EPIPE => libc::EPIPE,
+                e => {
+                    if e != 0 {
+                        conn.note_lost(e);
+                    }
+                    conn.find_lost().unwrap_or(0)
+                }
+            };
+            if e != 0 {
+                conn.end.fetch_or(END_TOLD, SeqCst);
+            }
+            e
+        }
         e => e,
     };
     (e != 0).then_some(e)

@@ -9,7 +9,7 @@ pub(super) fn recv_raw(
     b: &mut Bufs,
     mut msg: Option<&mut msghdr>,
     flags: c_int,
-    (may_wait, since): (bool, Since),
+    (may_wait, since): (bool, &mut Since),
 ) -> Step {
     note_call(conn, may_wait);
     let least = conn.least(flags, may_wait, b.len() + b.skip);
@@ -30,7 +30,7 @@ pub(super) fn recv_raw(
         if gentle && slow > 0 && !waited && b.len() > 0 {
             waited = true;
             conn.slow.store(slow - 1, Relaxed);
-            if let Err(e) = peek_wait(fd, conn, any(b), since) {
+            if let Err(e) = peek_wait(fd, conn, any(b), *since) {
                 return Step::Return(Outcome::Fail(e));
             }
         }
@@ -40,7 +40,7 @@ pub(super) fn recv_raw(
             return Step::Again;
         }
         let mut if_left = || leave_kernel(conn, &conn.local().rx_inflight);
-        let sleep = (may_wait && !gentle).then_some(Sleep { since, any: any(b), if_left: &mut if_left });
+        let sleep = (may_wait && !gentle).then_some(Sleep { since: *since, any: any(b), if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
@@ -55,7 +55,7 @@ pub(super) fn recv_raw(
                 if timeout > 0 && deadline == 0 {
                     deadline = now_ns() + timeout;
                 }
-                if let Err(e) = pause(deadline, since) {
+                if let Err(e) = pause(deadline, *since) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -69,12 +69,15 @@ pub(super) fn recv_raw(
                 if n == 0 || n >= b.len() || !gentle || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }
+                if b.skip == 0 {
+                    since.begun();
+                }
                 b.skip += n;
             }
             Err(libc::EAGAIN) if gentle => {
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
-                if let Err(e) = peek_wait(fd, conn, any(b), since) {
+                if let Err(e) = peek_wait(fd, conn, any(b), *since) {
                     return Step::Return(Outcome::Fail(e));
                 }
             }
@@ -188,7 +191,7 @@ pub(super) fn send_raw(
     conn: &'static Conn,
     b: &mut Bufs,
     flags: c_int,
-    (may_wait, since): (bool, Since),
+    (may_wait, since): (bool, &mut Since),
 ) -> Step {
     note_call(conn, may_wait);
     let timed = conn.sndtimeo.load(Relaxed) > 0;
@@ -207,7 +210,7 @@ pub(super) fn send_raw(
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
         let mut if_left = || leave_kernel(conn, &conn.local().tx_inflight);
-        let how = may_wait.then_some(Sleep { since, any: timed || b.skip > 0, if_left: &mut if_left });
+        let how = may_wait.then_some(Sleep { since: *since, any: timed || b.skip > 0, if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more, how);
         if let Ok(n) = r {
             conn.tx_tcp.fetch_add(n as u64, Relaxed);
@@ -221,7 +224,12 @@ pub(super) fn send_raw(
         leave_kernel(conn, &conn.local().tx_inflight);
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call.
-            Ok(n) if n < left && n == asked => b.skip += n,
+            Ok(n) if n < left && n == asked => {
+                if b.skip == 0 {
+                    since.begun();
+                }
+                b.skip += n;
+            }
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
             Err(e) => return Step::Return(Outcome::Fail(e)),
         }

@@ -245,8 +245,28 @@ fn nobody_sleeps_for_a_ring_that_was_left() {
     // SAFETY: `full` is readable.
     while unsafe { sys::send(fd, full.as_ptr().cast(), full.len(), libc::MSG_DONTWAIT) }.is_ok() {}
     conn.set_phase(Phase::Raw);
-    assert_eq!(wait(fd, conn, None, now_ns() + 2_000_000_000, false, Since::now()), Ok(()));
+    assert_eq!(wait(fd, conn, None, now_ns() + 2_000_000_000, (false, 0), Since::now()), Ok(()));
     table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
+/// Who sleeps no more takes back what it asked of the peer, and may take back what another thread has just asked, too.
+#[test]
+fn who_begins_to_wait_meanwhile_looks_again() {
+    let (own, slot) = (Slot::default(), Slot::default());
+    let (conn, _ours, _theirs) = armed(&slot);
+    conn.attach(None, 0, &own);
+    own.want.store(FUTEX_RX, SeqCst);
+    let count = AtomicU32::new(0);
+    let before = conn.epoch.load(SeqCst);
+    wait::unask(conn, FUTEX_RX, &count);
+    assert_eq!((own.want.load(SeqCst), conn.epoch.load(SeqCst)), (0, before), "nobody waits");
+    own.want.store(FUTEX_RX, SeqCst);
+    count.store(1, SeqCst);
+    wait::unask(conn, FUTEX_RX, &count);
+    assert_eq!(own.want.load(SeqCst) & FUTEX_RX, FUTEX_RX);
+    assert_ne!(conn.epoch.load(SeqCst), before, "a thread that sleeps is not told");
+    conn.attach(None, 0, core::ptr::null());
     conn.set_phase(Phase::Closed);
 }
 

@@ -6,13 +6,14 @@ use crate::sync::{full_fence, timespec_of, WaitV};
 use core::sync::atomic::AtomicBool;
 
 /// Sleeps until `Some` bytes may be received, or (`None`) something sent. `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
-/// `begun`: some bytes are transferred already, so that every signal ends the call.
+/// `begun`: some bytes are transferred already, so that every signal ends the call. `lose`: what has come of so many bytes
+/// goes with the thread, if it does not come back.
 pub(super) fn wait(
     fd: c_int,
     conn: &Conn,
     want: Option<u32>,
     deadline: i64,
-    begun: bool,
+    (begun, lose): (bool, usize),
     since: Since,
 ) -> Result<(), Errno> {
     let to_write = want.is_none();
@@ -62,6 +63,7 @@ pub(super) fn wait(
         let mut if_left = || {
             asleep.end();
             woken(conn, bits, count);
+            lose_arrived(fd, lose);
         };
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };
@@ -88,13 +90,38 @@ pub(super) fn wait(
 /// A thread sleeps no more.
 fn woken(conn: &Conn, bits: u32, count: &AtomicU32) {
     if count.fetch_sub(1, SeqCst) == 1 {
-        if let Some(own) = conn.own() {
-            own.want.fetch_and(!bits, SeqCst);
-            // Somebody may have begun to wait between the two.
-            if count.load(SeqCst) > 0 {
-                own.want.fetch_or(bits, SeqCst);
-            }
+        unask(conn, bits, count);
+    }
+}
+
+/// The peer need not wake threads of ours any more.
+pub(super) fn unask(conn: &Conn, bits: u32, count: &AtomicU32) {
+    let Some(own) = conn.own() else { return };
+    own.want.fetch_and(!bits, SeqCst);
+    // Somebody may have begun to wait since, and asked before that. What the peer has done in between it has told nobody.
+    if count.load(SeqCst) > 0 {
+        own.want.fetch_or(bits, SeqCst);
+        conn.notify();
+    }
+}
+
+/// The kernel's call would have taken what has come of `most` bytes by the time that the thread left it, and lost it.
+fn lose_arrived(fd: c_int, most: usize) {
+    let mut room = [0u8; 4096];
+    let mut left = most;
+    while left > 0 {
+        let v = one(room.as_mut_ptr().cast(), left.min(room.len()));
+        // SAFETY: `room` is writable; without a message.
+        let n = match unsafe { recv(fd, &v, core::ptr::null_mut(), libc::MSG_DONTWAIT) } {
+            Outcome::Done(n) => n as usize,
+            // SAFETY: as above.
+            Outcome::Bypass => unsafe { sys::recv(fd, v[0].iov_base, v[0].iov_len, libc::MSG_DONTWAIT) }.unwrap_or(0),
+            Outcome::Fail(_) => 0,
+        };
+        if n == 0 {
+            return;
         }
+        left -= n;
     }
 }
 

@@ -19,6 +19,7 @@ mod signals;
 mod stdio;
 mod surface;
 mod threads;
+mod told;
 mod unread;
 mod waiting;
 
@@ -51,6 +52,7 @@ fn all() -> Vec<Check> {
         unread::CHECKS,
         returns::CHECKS,
         stdio::CHECKS,
+        told::CHECKS,
     ];
     lists.concat()
 }

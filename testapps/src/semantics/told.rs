@@ -1,0 +1,136 @@
+//! What is told once, and what is told all the same.
+
+use super::cx::{Cx, Op, Res};
+use super::procs::{child, reap};
+use super::waiting::set;
+use super::Check;
+use crate::{ensure, more, same, sys, util};
+use libc::{
+    EPOLLET, EPOLLIN, EPOLLRDHUP, MSG_WAITALL, POLLHUP, POLLIN, POLLRDHUP, SA_RESTART, SHUT_RDWR, SHUT_WR, SIGUSR1,
+};
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("told-of-a-shutdown-in-vain", shutdown_in_vain),
+    ("told-to-a-child-once", child_once),
+    ("told-of-a-closed-number", closed_number),
+    ("told-nothing-by-a-full-socket", full),
+    ("waits-on-after-a-handler", waits_on),
+    ("refused-after-a-return", refused),
+];
+
+/// The kernel wakes whoever waits for an edge, although there is no connection any more.
+fn shutdown_in_vain(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    for _ in 0..2000 {
+        if sys::poll1(cx.fd, POLLRDHUP, 0)? & POLLHUP != 0 {
+            break;
+        }
+        util::pause_ms(1);
+    }
+    util::pause_ms(20);
+    same!(sys::epoll_wait(ep, 4, 0)?.len(), 1, "events of the end");
+    same!(sys::epoll_wait(ep, 4, 0)?.len(), 0, "events after that");
+    same!(sys::shutdown(cx.fd, SHUT_RDWR), Err(libc::ENOTCONN), "shutdown when both directions have ended");
+    same!(sys::epoll_wait(ep, 4, 1000)?.len(), 1, "events of that");
+    Ok(())
+}
+
+/// That a connection returns because a child uses it is no edge.
+fn child_once(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of ten bytes");
+    let mut c = cx.with_fd(cx.fd);
+    reap(child(move || {
+        c.send(10)?;
+        same!(sys::epoll_wait(ep, 4, 50)?.len(), 0, "events in the child");
+        Ok(())
+    })?)?;
+    cx.tx += 10;
+    same!(cx.tell(Op::Recv, 10, 0, 0)?, 10, "bytes of the child");
+    same!(sys::epoll_wait(ep, 4, 0)?.len(), 0, "events of the same bytes");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of ten more bytes");
+    cx.recv(20)
+}
+
+/// As long as a child holds the connection a set goes on reporting it.
+fn closed_number(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let (rd, wr) = sys::pipe()?;
+    let fd = cx.fd;
+    let pid = child(move || {
+        sys::read(rd, &mut [0])?;
+        same!(sys::read(fd, &mut [0; 64]), Ok(10), "what the child reads");
+        Ok(())
+    })?;
+    sys::close(cx.fd)?;
+    for _ in 0..2 {
+        same!(sys::epoll_wait(ep, 4, 20)?.len(), 0, "events of nothing");
+    }
+    cx.tell(Op::Send, 10, 0, 0)?;
+    for _ in 0..3 {
+        same!(sys::epoll_wait(ep, 4, 2000)?, vec![(EPOLLIN as u32, 7)], "events of ten bytes");
+    }
+    sys::write(wr, b"x")?;
+    reap(pid)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads when nobody holds it any more");
+    Ok(())
+}
+
+/// That a connection leaves TCP makes no room.
+fn full(cx: &mut Cx) -> Res {
+    for _ in 0..6 {
+        cx.renew()?;
+        cx.warm(3, 0)?;
+        let mut n = 0;
+        for _ in 0..3 {
+            n += cx.fill(30_000)? as u64;
+            util::pause_ms(3);
+        }
+        for _ in 0..20 {
+            same!(sys::poll1(cx.fd, libc::POLLOUT, 0)?, 0, "poll of a full connection");
+            util::pause_ms(1);
+        }
+        same!(cx.tell(Op::Recv, n, 0, 0)?, n, "bytes that arrived");
+        same!(sys::wait1(cx.fd, libc::POLLOUT, 2000)?, libc::POLLOUT, "poll when there is room");
+    }
+    cx.warm(6, 0)
+}
+
+/// A handler that has run before the first byte came does not end a call that it let go on.
+fn waits_on(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    let t = more::signal_after(20, SIGUSR1);
+    for n in [14, 61] {
+        cx.post(Op::Sleep, 200_000, 0, 0)?;
+        cx.post(Op::Send, n, 0, 0)?;
+    }
+    let mut b = [0; 75];
+    same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Ok(75), "recv of all");
+    cx.take(&b)?;
+    cx.wait()?;
+    ensure!(t.join().is_ok(), "the signal");
+    same!(more::signals(), 1, "signals");
+    cx.warm(6, 0)
+}
+
+/// Who has shut both directions refuses what comes, also when the connection has returned to TCP for the sender's child.
+fn refused(cx: &mut Cx) -> Res {
+    for _ in 0..8 {
+        cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+        same!(sys::wait1(cx.fd, POLLIN, 2000)?, POLLIN, "poll of the end");
+        let mut c = cx.with_fd(cx.fd);
+        reap(child(move || Ok(c.send(100)?))?)?;
+        util::pause_ms(5);
+        same!(cx.tell(Op::Fionread, 0, 0, 0)?, 0, "bytes that have come to who refuses them");
+        let left = cx.tell(Op::Poll, 2000, POLLRDHUP as u64, 0)? as i16;
+        same!(left & libc::POLLERR, libc::POLLERR, "what the peer polls");
+        cx.renew()?;
+        cx.warm(40, 8)?;
+    }
+    Ok(())
+}
