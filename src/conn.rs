@@ -147,7 +147,7 @@ pub struct Conn {
     pub wanted: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
-    /// Up to where, counted as `rx_tcp`, the TCP stream is known to be the program's: for such processes.
+    /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes.
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,
@@ -163,10 +163,10 @@ pub struct Conn {
     pub in_vain: AtomicU32,
     /// How many more receives are taken to have to wait, because one had to. (A lost count does no harm.)
     pub slow: AtomicU32,
-    /// The program's bytes sent by TCP.
-    pub tx_tcp: AtomicU64,
-    /// The program's bytes received by TCP.
-    pub rx_tcp: AtomicU64,
+    /// How many more of the program's bytes were sent by TCP than the report has; see [`Conn::tcp_counts`].
+    tx_more: AtomicU64,
+    /// The same for bytes received.
+    rx_more: AtomicU64,
     /// `SO_RCVLOWAT`.
     pub rcvlowat: AtomicU32,
     /// How many bytes of the peer's mark were taken out of the TCP stream. Under the receive lock.
@@ -273,7 +273,7 @@ impl Conn {
             *w.get_mut() = 0;
         }
         *self.slow.get_mut() = crate::io::BEGIN_SLOW;
-        for w in [&mut self.tx_tcp, &mut self.rx_tcp, &mut self.rx_safe] {
+        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at] {
@@ -568,15 +568,47 @@ impl Conn {
         ] {
             to.store(from.load(Relaxed), Relaxed);
         }
-        for (to, from) in [(&self.tx_tcp, &old.tx_tcp), (&self.rx_tcp, &old.rx_tcp)] {
-            to.store(from.load(Relaxed), Relaxed);
-        }
+        self.set_tcp_counts((old.tx_tcp(), old.rx_tcp()));
         self.err.store(old.err.load(Relaxed), Relaxed);
         self.lost.store(old.lost.load(Relaxed), Relaxed);
         let (to, from) = (self.local(), old.local());
         to.fd.store(from.fd.load(Relaxed), Relaxed);
         to.fds.store(from.fds.load(Relaxed), Relaxed);
         to.former.store((&raw const *from).cast_mut(), SeqCst);
+    }
+
+    /// The program's bytes sent by TCP since the connection began.
+    pub fn tx_tcp(&self) -> u64 {
+        self.stats().tx_bytes_tcp.load(Relaxed).wrapping_add(self.tx_more.load(Relaxed))
+    }
+
+    /// The program's bytes received by TCP since the connection began.
+    pub fn rx_tcp(&self) -> u64 {
+        self.stats().rx_bytes_tcp.load(Relaxed).wrapping_add(self.rx_more.load(Relaxed))
+    }
+
+    /// Bytes were sent by TCP. One addition for the report and for [`Conn::tx_tcp`], because each is a call's dearest part.
+    #[inline]
+    pub fn count_tx_tcp(&self, n: usize) {
+        self.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+    }
+
+    /// Bytes were received by TCP.
+    #[inline]
+    pub fn count_rx_tcp(&self, n: usize) {
+        self.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+    }
+
+    /// Bytes were received by TCP that are to be in the report when the program takes them.
+    pub fn count_rx_kept(&self, n: usize) {
+        self.rx_more.fetch_add(n as u64, Relaxed);
+    }
+
+    /// Sets what was sent and received by TCP, but not in the report, without a call of the program under way.
+    pub fn set_tcp_counts(&self, (tx, rx): (u64, u64)) {
+        let s = self.stats();
+        self.tx_more.store(tx.wrapping_sub(s.tx_bytes_tcp.load(Relaxed)), Relaxed);
+        self.rx_more.store(rx.wrapping_sub(s.rx_bytes_tcp.load(Relaxed)), Relaxed);
     }
 
     /// In a forked child, before it has threads: what was kept for the program is mapped here, too.

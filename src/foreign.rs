@@ -107,9 +107,8 @@ pub fn fetch(c: &Conn) {
     let fd = c.local().fd.load(Relaxed);
     ask_ancestors(fd);
     // What went through it before is for others to report.
-    if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
-        c.tx_tcp.store(tx, Relaxed);
-        c.rx_tcp.store(rx, Relaxed);
+    if let Some(counts) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+        c.set_tcp_counts(counts);
     }
     c.set_phase(Phase::Plain);
 }

@@ -436,8 +436,7 @@ fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int)
             Ok(0) if total == 0 => return Take::End,
             Ok(n) if flags & libc::MSG_PEEK != 0 => return Take::Got(n),
             Ok(n) => {
-                conn.rx_tcp.fetch_add(n as u64, Relaxed);
-                conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+                conn.count_rx_tcp(n);
                 total += n;
                 b.skip += n;
                 limit -= n;
@@ -658,8 +657,7 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         return match r {
             Ok(n) => {
                 if path == TxPath::Tcp {
-                    conn.tx_tcp.fetch_add(n as u64, Relaxed);
-                    conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+                    conn.count_tx_tcp(n);
                 }
                 Put::Sent(n)
             }

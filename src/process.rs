@@ -221,8 +221,10 @@ pub fn read_kernel_counts(c: &Conn, fd: i32) {
         // What it had counted when we stopped to is in the record: that may include marks and repeated bytes, which
         // are not the program's, and what another process has moved and counted.
         let s = c.stats();
-        s.tx_bytes_tcp.fetch_add(tx.saturating_sub(c.tx_tcp.swap(tx, Relaxed)), Relaxed);
-        s.rx_bytes_tcp.fetch_add(rx.saturating_sub(c.rx_tcp.swap(rx, Relaxed)), Relaxed);
+        let (before, after) = ((c.tx_tcp(), c.rx_tcp()), (tx, rx));
+        s.tx_bytes_tcp.fetch_add(after.0.saturating_sub(before.0), Relaxed);
+        s.rx_bytes_tcp.fetch_add(after.1.saturating_sub(before.1), Relaxed);
+        c.set_tcp_counts(after);
     }
 }
 

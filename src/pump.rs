@@ -191,7 +191,7 @@ fn start_mark(b: &mut Both) -> bool {
 /// Before its first byte can arrive, the receiver must be able to see that a mark has begun.
 fn begin_mark(conn: &Conn) {
     if let Some(own) = conn.own() {
-        own.mark_at.store(conn.tx_tcp.load(Relaxed), Relaxed);
+        own.mark_at.store(conn.tx_tcp(), Relaxed);
         own.flags.fetch_or(MARK_BEGUN, SeqCst);
         conn.flush();
     }
@@ -288,7 +288,7 @@ const BACK_MAX: u64 = 1 << 30;
 fn take_back(b: &mut Both, fd: i32) -> bool {
     let want = b.sw().back_want();
     // It cannot be more than was ever sent.
-    let most = BACK_MAX.min(b.tx.conn().tx_tcp.load(Relaxed));
+    let most = BACK_MAX.min(b.tx.conn().tx_tcp());
     let link = b.tx.conn().link.load(Acquire);
     let ring = b.tx.ring();
     let there = ring.back.len() as u64;

@@ -120,12 +120,11 @@ pub fn look(c: &'static Conn) -> Look {
         if is_home(&mut b) {
             if c.is_let_go() && b.sw().is_plain() {
                 // What the kernel counts includes marks, frames and repeated bytes.
-                if let Some((tx, rx)) = rendezvous::kernel_counts(c.local().fd.load(Relaxed), c.connector.load(Relaxed))
-                {
-                    c.tx_tcp.store(tx, Relaxed);
-                    c.rx_tcp.store(rx, Relaxed);
+                let fd = c.local().fd.load(Relaxed);
+                if let Some(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+                    c.set_tcp_counts(counts);
                 }
-                fds::give_lowat(c, c.local().fd.load(Relaxed));
+                fds::give_lowat(c, fd);
                 c.set_phase(Phase::Raw);
                 return Look::Back;
             }

@@ -422,9 +422,8 @@ impl Bg {
             conn.next_try.store(next.max(calls.saturating_mul(2)), Relaxed);
         }
         // Counts were kept while it was ours; the kernel's include marks, frames and repeated bytes.
-        if let Some((tx, rx)) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
-            conn.tx_tcp.store(tx, Relaxed);
-            conn.rx_tcp.store(rx, Relaxed);
+        if let Some(counts) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
+            conn.set_tcp_counts(counts);
         }
         fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
@@ -585,8 +584,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     {
         return Err(Why::HalfClosed);
     }
-    let (tx, rx) = (conn.tx_tcp.load(Relaxed), conn.rx_tcp.load(Relaxed));
-    if !rv::counts_match(fd, conn.connector.load(Relaxed), tx, rx) {
+    if !rv::counts_match(fd, conn.connector.load(Relaxed), conn.tx_tcp(), conn.rx_tcp()) {
         return Err(Why::Bypass);
     }
     if fds::uses_feature(fd) {

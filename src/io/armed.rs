@@ -47,7 +47,7 @@ fn lost(conn: &Conn) -> Front {
 /// said so before.
 fn mark_from(conn: &Conn) -> Option<usize> {
     let p = conn.peer().filter(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0)?;
-    Some(p.mark_at.load(Relaxed).saturating_sub(conn.rx_tcp.load(Relaxed)) as usize)
+    Some(p.mark_at.load(Relaxed).saturating_sub(conn.rx_tcp()) as usize)
 }
 
 /// Whether the mark may have begun without our knowing: what a peer on another host says of it may come later
@@ -154,7 +154,7 @@ pub(super) fn armed_peek(fd: c_int, conn: &Conn, rx: &mut Rx, b: Bufs, before: u
 pub(super) fn armed_front(conn: &Conn, rx: &mut Rx) -> (Front, bool) {
     if !conn.is_mapped() {
         // Only the process that manages it knows where the mark begins.
-        let n = conn.rx_safe.load(SeqCst).saturating_sub(conn.rx_tcp.load(Relaxed));
+        let n = conn.rx_safe.load(SeqCst).saturating_sub(conn.rx_tcp());
         return (if n > 0 { Front::App(n as usize) } else { Front::Wait }, false);
     }
     match before_mark(conn, rx) {
@@ -229,7 +229,7 @@ pub fn drain(rx: &mut Rx) -> bool {
         let got = unsafe { sys::recv(conn.local().fd.load(Relaxed), to.cast(), n, libc::MSG_DONTWAIT) };
         let Ok(got @ 1..) = got.inspect_err(|e| conn.note_lost(*e)) else { return any };
         rx.ring().kept.added(got);
-        conn.rx_tcp.fetch_add(got as u64, Relaxed);
+        conn.count_rx_kept(got);
         any = true;
     }
 }

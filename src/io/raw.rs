@@ -44,8 +44,7 @@ pub(super) fn recv_raw(
         let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
-                conn.rx_tcp.fetch_add(n as u64, Relaxed);
-                conn.stats().rx_bytes_tcp.fetch_add(n as u64, Relaxed);
+                conn.count_rx_tcp(n);
             }
         }
         leave_kernel(conn, &conn.local().rx_inflight);
@@ -213,8 +212,7 @@ pub(super) fn send_raw(
         let how = may_wait.then_some(Sleep { since: *since, any: timed || b.skip > 0, if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more, how);
         if let Ok(n) = r {
-            conn.tx_tcp.fetch_add(n as u64, Relaxed);
-            conn.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+            conn.count_tx_tcp(n);
             note_bytes(conn, n);
         }
         // That it found no room, as a call that waits may have too, makes room news; see `edges`.
@@ -252,7 +250,7 @@ fn note_bytes(conn: &Conn, n: usize) {
     let cfg = crate::config::get();
     let calls = conn.calls.load(Relaxed);
     if n >= 4096 && calls < cfg.upgrade_after {
-        let moved = conn.tx_tcp.load(Relaxed) + conn.rx_tcp.load(Relaxed);
+        let moved = conn.tx_tcp() + conn.rx_tcp();
         if moved >= cfg.upgrade_bytes {
             conn.calls.store(cfg.upgrade_after, Relaxed);
         }
