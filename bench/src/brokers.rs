@@ -33,6 +33,8 @@ pub enum Kind {
     Postgres,
     /// nginx under wrk.
     Nginx,
+    /// HAProxy before a page of its own, under wrk.
+    Haproxy,
 }
 
 /// Where a program is, also in the places that only root's PATH has.
@@ -53,7 +55,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Redis, Kind::Memcached, Kind::Mosquitto, Kind::Postgres, Kind::Nginx];
+    pub const ALL: [Kind; 6] =
+        [Kind::Redis, Kind::Memcached, Kind::Mosquitto, Kind::Postgres, Kind::Nginx, Kind::Haproxy];
 
     fn programs(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
@@ -62,6 +65,7 @@ impl Kind {
             Kind::Mosquitto => (&["mosquitto"], &[]),
             Kind::Postgres => (&["initdb", "postgres"], &["pgbench", "pg_isready"]),
             Kind::Nginx => (&["nginx"], &["wrk"]),
+            Kind::Haproxy => (&["haproxy"], &["wrk"]),
         }
     }
 
@@ -73,6 +77,7 @@ impl Kind {
             Kind::Mosquitto => "mosquitto: a message published and received (QoS 0)",
             Kind::Postgres => "PostgreSQL: pgbench, read only, prepared",
             Kind::Nginx => "nginx: a file over kept connections under wrk",
+            Kind::Haproxy => "HAProxy: a page behind it over kept connections under wrk",
         }
     }
 }
@@ -90,11 +95,13 @@ fn user(name: &str) -> Option<(u32, u32)> {
     Some((n(2)?, n(3)?))
 }
 
-fn program(name: &str) -> Result<Command, String> {
+/// An installed program.
+pub fn program(name: &str) -> Result<Command, String> {
     find(name).map(Command::new).ok_or(format!("{name} is not installed"))
 }
 
-fn write(path: &Path, text: &str) -> Result<(), String> {
+/// Writes a file.
+pub fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
@@ -158,6 +165,7 @@ impl Pair for Broker {
         let port = free_port(host)?;
         let p = port.to_string();
         let mut stop = Stop::Signal(libc::SIGTERM);
+        let mut clean: &[i32] = &[0];
         let command = match self.kind {
             Kind::Redis => {
                 let mut c = program("redis-server")?;
@@ -210,8 +218,27 @@ impl Pair for Broker {
                 c.args(["-e", "stderr", "-c"]).arg(conf);
                 c
             }
+            Kind::Haproxy => {
+                // The page is HAProxy's own, behind another pair of connections.
+                let (conf, page, back) = (lab.dir.join("haproxy.cfg"), lab.dir.join("page"), free_port(host)?);
+                write(&page, &"x".repeat(self.size))?;
+                let at = bracketed(host);
+                let text = format!(
+                    "defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
+                     frontend web\n bind {at}:{port}\n default_backend b\n\
+                     backend b\n http-reuse always\n server s {at}:{back}\n\
+                     frontend page\n bind {at}:{back}\n\
+                     http-request return status 200 content-type text/plain file {}\n",
+                    page.display()
+                );
+                write(&conf, &text)?;
+                clean = &[0, 143];
+                let mut c = program("haproxy")?;
+                c.arg("-f").arg(conf);
+                c
+            }
         };
-        Ok(Start { command, port: Some(port), stop })
+        Ok(Start { command, port: Some(port), stop, clean })
     }
 
     fn client(&self, lab: &Lab, host: &str, port: u16) -> Command {
@@ -247,7 +274,7 @@ impl Pair for Broker {
                 c.args(["-h", host, "-p", &p, "-U", "postgres", "postgres"]).env("CONNS", conns);
                 c
             }
-            Kind::Nginx => {
+            Kind::Nginx | Kind::Haproxy => {
                 let mut c = named("wrk");
                 c.args(["-t1", "-c", &conns, "-d", &format!("{}s", lab.secs.ceil().max(1.0)), "--latency"]);
                 c.arg(format!("http://{}:{port}/file", bracketed(host)));
@@ -282,7 +309,7 @@ impl Pair for Broker {
                 v.insert("messages".into(), n);
                 v.insert("bytes".into(), n * 100.0);
             }
-            Kind::Nginx => {
+            Kind::Nginx | Kind::Haproxy => {
                 // The name begins a line: "97.99%" stands in another one.
                 let after =
                     |s: &str| said.lines().find_map(|l| l.trim_start().strip_prefix(s))?.split_whitespace().next();

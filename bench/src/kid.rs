@@ -96,7 +96,7 @@ impl Kid {
         if let Some(o) = self.child.stdout.take() {
             drain(o);
         }
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(40);
         while TcpStream::connect((host, port)).is_err() {
             if Instant::now() > until {
                 self.signal(libc::SIGKILL);

@@ -12,6 +12,7 @@ pub mod pairs;
 pub mod peer;
 pub mod plan;
 pub mod raw;
+pub mod services;
 pub mod stats;
 pub mod svg;
 pub mod variant;

@@ -36,6 +36,8 @@ pub struct Start {
     pub port: Option<u16>,
     /// How it is ended.
     pub stop: Stop,
+    /// The statuses with which it then ends.
+    pub clean: &'static [i32],
 }
 
 /// Where and how everything is run.
@@ -97,6 +99,7 @@ pub struct Served {
     kid: Kid,
     watch: Watch,
     stop: Stop,
+    clean: &'static [i32],
     /// Whether a report must be there, and the process's own: real servers may leave that to their children.
     reports: Option<bool>,
     /// Where it listens.
@@ -116,7 +119,8 @@ impl Served {
             Some(port) => kid.ready(host, port)?,
             None => kid.announced()?,
         };
-        Ok(Served { kid, watch, stop: start.stop, reports: v.rings().then_some(start.port.is_none()), port })
+        let clean = start.clean;
+        Ok(Served { kid, watch, stop: start.stop, clean, reports: v.rings().then_some(start.port.is_none()), port })
     }
 
     /// Ends it; its client has ended.
@@ -128,7 +132,7 @@ impl Served {
         if self.watch.fired() {
             return Err(format!("still running after {} s", LIMIT.as_secs()));
         }
-        if status != 0 {
+        if !self.clean.contains(&status) {
             return Err(format!("the server ended with {status}: {}", tail("", &mut self.kid)));
         }
         let bytes = lab.reports_with(self.reports.map(|own| (own, &mut self.kid)))?;
@@ -330,7 +334,7 @@ impl Pair for Own {
             words.push(host.into());
         }
         let stop = if job { Stop::ByItself } else { Stop::Signal(libc::SIGTERM) };
-        Ok(Start { command: lab.own(&words), port: None, stop })
+        Ok(Start { command: lab.own(&words), port: None, stop, clean: &[0] })
     }
 
     fn client(&self, lab: &Lab, host: &str, port: u16) -> Command {

@@ -2,6 +2,7 @@
 
 use crate::brokers::{find, Broker, Kind};
 use crate::pairs::{Own, Pair};
+use crate::services::{Served, Service};
 
 /// A number that an experiment shows.
 #[derive(Clone, Copy)]
@@ -108,6 +109,7 @@ pub fn all(quick: bool, secs: f64) -> Vec<Experiment> {
     v.extend(netty(quick));
     v.extend(pubsub(quick));
     v.extend(Kind::ALL.map(|kind| broker(kind, quick, secs)));
+    v.extend(Service::ALL.iter().filter(|s| !quick || !s.is_heavy()).map(|s| service(*s, quick)));
     v
 }
 
@@ -302,13 +304,15 @@ fn streams(quick: bool) -> Vec<Experiment> {
         },
         Experiment {
             name: "window",
-            title: "Windowed counting: repartitioned events or partial states".into(),
-            what: "Two workers count events by 100 keys: each event goes to the owner of its key, or partial counts \
-                   go to a leader at each window's end; keys uniform or skewed (after Slash and the Yahoo benchmark).",
+            title: "Queries over streams: counting, and views of campaigns in windows".into(),
+            what: "Two workers. One process counts all events (a read-only query); or the workers filter events, join \
+                   them with their campaigns, and send each to the owner of its campaign, or partial counts to a \
+                   leader at each window's end; campaigns uniform or skewed (after Slash and the Yahoo benchmark).",
             axis: "plan",
             metrics: vec![Metric { key: "rate", label: "events per second", more: true }],
             limit: Limit::No,
             points: each(&[
+                ("count", "window --mode count", "window --mode count --workers 2"),
                 ("repartition", "window --mode repartition", "window --mode repartition --workers 2"),
                 ("repartition, skewed", "window --mode repartition", "window --mode repartition --workers 2 --skew 1"),
                 ("partial", "window --mode partial", "window --mode partial --workers 2"),
@@ -318,56 +322,73 @@ fn streams(quick: bool) -> Vec<Experiment> {
     ]
 }
 
+/// hadroNIO's matrix: messages of 16 B, 1 KiB and 64 KiB on 1 to 16 connections, or gathered; the middle one if quick.
 fn netty(quick: bool) -> Vec<Experiment> {
     let conns = pick(quick, &[1, 16], &[1, 2, 4, 8, 16]);
     let loads: &[usize] = pick(quick, &[16, K, 64 * K], &[16, 256, K, 8 * K, 64 * K]);
-    let over = |axis: &[usize], f: &dyn Fn(usize) -> (String, String)| -> Vec<Point> {
+    let matrix = pick(quick, &[K], &[16, K, 64 * K]);
+    let over = |axis: &[usize], size: usize, f: &dyn Fn(usize) -> (String, String)| -> Vec<Point> {
         let point = |&n: &usize| {
             let (s, c) = f(n);
-            Point { x: n.to_string(), size: K, pair: own(&s, &c) }
+            Point { x: n.to_string(), size, pair: own(&s, &c) }
         };
         axis.iter().map(point).collect()
     };
-    vec![
-        Experiment {
-            name: "netty-trips",
-            title: "Event loops: round trip by message size".into(),
-            what: "One epoll loop on each side, one connection, as netty has it (after hadroNIO).",
-            axis: "message",
-            metrics: vec![P50, P99],
-            limit: Limit::Trip,
-            points: sizes(loads, "netty --size SIZE", "netty --size SIZE"),
-        },
-        Experiment {
-            name: "netty-connections",
-            title: "Event loops: round trips of 1 KiB by connections".into(),
-            what: "All connections of a side in one loop.",
-            axis: "connections",
-            metrics: vec![RATE, P50],
-            limit: Limit::No,
-            points: over(conns, &|n| ("netty --size 1k".into(), format!("netty --size 1k --conns {n}"))),
-        },
-        Experiment {
-            name: "netty-throughput",
-            title: "Event loops: throughput by message size, flushed every 16".into(),
-            what: "Sixteen connections; sixteen messages in one gathered write, then one answer.",
-            axis: "message",
-            metrics: vec![MB],
-            limit: Limit::Flow,
-            points: sizes(loads, "netty --batch 16 --size SIZE", "netty --batch 16 --conns 16 --size SIZE"),
-        },
-        Experiment {
-            name: "netty-gather",
-            title: "Event loops: gathered writes of 1 KiB messages".into(),
-            what: "One connection; so many messages in one gathered write, then one answer.",
-            axis: "messages in a write",
-            metrics: vec![RATE],
-            limit: Limit::No,
-            points: over(&[64, 16, 4], &|n| {
-                (format!("netty --batch {n} --size 1k"), format!("netty --batch {n} --size 1k"))
-            }),
-        },
-    ]
+    let named = |of: [&'static str; 3], size: usize| match size {
+        16 => of[0],
+        K => of[1],
+        _ => of[2],
+    };
+    let mut all = vec![Experiment {
+        name: "netty-trips",
+        title: "Event loops: round trip by message size".into(),
+        what: "One epoll loop on each side, one connection, as netty has it (after hadroNIO).",
+        axis: "message",
+        metrics: vec![P50, P99],
+        limit: Limit::Trip,
+        points: sizes(loads, "netty --size SIZE", "netty --size SIZE"),
+    }];
+    all.extend(matrix.iter().map(|&size| Experiment {
+        name: named(["netty-connections-16", "netty-connections", "netty-connections-64k"], size),
+        title: format!("Event loops: round trips of {} by connections", size_name(size)),
+        what: "All connections of a side in one loop.",
+        axis: "connections",
+        metrics: vec![RATE, P50],
+        limit: Limit::No,
+        points: over(conns, size, &|n| (format!("netty --size {size}"), format!("netty --size {size} --conns {n}"))),
+    }));
+    all.push(Experiment {
+        name: "netty-throughput",
+        title: "Event loops: throughput by message size, flushed every 16".into(),
+        what: "Sixteen connections; sixteen messages in one gathered write, then one answer.",
+        axis: "message",
+        metrics: vec![MB],
+        limit: Limit::Flow,
+        points: sizes(loads, "netty --batch 16 --size SIZE", "netty --batch 16 --conns 16 --size SIZE"),
+    });
+    all.extend(matrix.iter().filter(|_| !quick).map(|&size| Experiment {
+        name: named(["netty-flow-16", "netty-flow", "netty-flow-64k"], size),
+        title: format!("Event loops: throughput of {} by connections, flushed every 16", size_name(size)),
+        what: "Sixteen messages in one gathered write, then one answer.",
+        axis: "connections",
+        metrics: vec![MB, RATE],
+        limit: Limit::No,
+        points: over(conns, size, &|n| {
+            (format!("netty --batch 16 --size {size}"), format!("netty --batch 16 --size {size} --conns {n}"))
+        }),
+    }));
+    all.extend(matrix.iter().map(|&size| Experiment {
+        name: named(["netty-gather-16", "netty-gather", "netty-gather-64k"], size),
+        title: format!("Event loops: gathered writes of {} messages", size_name(size)),
+        what: "One connection; so many messages in one gathered write, then one answer.",
+        axis: "messages in a write",
+        metrics: vec![RATE],
+        limit: Limit::No,
+        points: over(&[64, 16, 4], size, &|n| {
+            (format!("netty --batch {n} --size {size}"), format!("netty --batch {n} --size {size}"))
+        }),
+    }));
+    all
 }
 
 fn pubsub(quick: bool) -> Vec<Experiment> {
@@ -415,16 +436,16 @@ fn pubsub(quick: bool) -> Vec<Experiment> {
         },
         Experiment {
             name: "relay",
-            title: "Live relay: one ingest of 64 KiB frames to many deliveries".into(),
-            what: "A hundred frames a second to each delivery server.",
-            axis: "deliveries",
+            title: "Live relay: one ingest of 64 KiB frames, two delivery servers, many viewers".into(),
+            what: "A hundred frames a second, over two hops, to each viewer (after RocketBufs).",
+            axis: "viewers",
             metrics: vec![P50, P99],
             limit: Limit::No,
             points: pick(quick, &[8], &[2, 8, 32])
                 .iter()
                 .map(|n| {
                     let c = format!("pubsub --size 64k --rate 100 --subscribers {n}");
-                    Point { x: n.to_string(), size: 64 * K, pair: own("pubsub --size 64k", &c) }
+                    Point { x: n.to_string(), size: 64 * K, pair: own("pubsub --size 64k --relays 2", &c) }
                 })
                 .collect(),
         },
@@ -437,11 +458,14 @@ fn broker(kind: Kind, quick: bool, secs: f64) -> Experiment {
         Kind::Memcached => ("memcached", "Unmodified memcached, values of 100 B, each compared.", 100),
         Kind::Mosquitto => ("mosquitto", "Unmodified mosquitto, messages of 100 B, each compared.", 100),
         Kind::Postgres => ("postgres", "Unmodified PostgreSQL, under its own user, and pgbench.", 100),
+        Kind::Haproxy => {
+            ("haproxy", "Unmodified HAProxy in HTTP mode before a page of its own of 4 KiB, and wrk.", 4 * K)
+        }
         Kind::Nginx => ("nginx", "Unmodified nginx with one worker and sendfile, a file of 4 KiB, and wrk.", 4 * K),
     };
     let conns: &[usize] = match kind {
         Kind::Redis => pick(quick, &[1, 50], &[1, 8, 50, 200]),
-        Kind::Nginx => pick(quick, &[1, 32], &[1, 8, 32, 128]),
+        Kind::Nginx | Kind::Haproxy => pick(quick, &[1, 32], &[1, 8, 32, 128]),
         _ => pick(quick, &[1, 8], &[1, 4, 16, 40]),
     };
     Experiment {
@@ -459,6 +483,24 @@ fn broker(kind: Kind, quick: bool, secs: f64) -> Experiment {
                 Point { x: conns.to_string(), size, pair: Box::new(Broker { kind, conns, size, requests }) }
             })
             .collect(),
+    }
+}
+
+fn service(service: Service, quick: bool) -> Experiment {
+    let (name, title, what) = service.texts();
+    let size = 100;
+    let point = |&conns: &usize| {
+        let pair = Box::new(Served { service, conns, size });
+        Point { x: conns.to_string(), size, pair }
+    };
+    Experiment {
+        name,
+        title: title.into(),
+        what,
+        axis: "connections",
+        metrics: vec![Metric { label: "requests per second", ..RATE }, P50],
+        limit: Limit::No,
+        points: pick(quick, &[1, 8], &[1, 4, 16]).iter().map(point).collect(),
     }
 }
 

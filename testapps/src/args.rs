@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 /// The options of one subcommand.
+#[derive(Clone)]
 pub struct Args {
     map: HashMap<String, String>,
 }

@@ -1,9 +1,11 @@
 //! What the workloads share: servers, timed phases, tallies, checked messages.
 
 use crate::args::Args;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Bytes of a message that carry its number and its sum; no message is smaller.
@@ -63,7 +65,11 @@ pub fn message(size: usize) -> Vec<u8> {
 /// Listens where `--host` and `--port` say, prints `listening PORT`, and calls `serve` for each
 /// connection in a thread of its own; SIGTERM ends the process in the ordinary way.
 pub fn serve(a: &Args, serve: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static) -> io::Result<()> {
-    let l = listen(a)?;
+    serve_on(listen(a)?, serve)
+}
+
+/// The same at a listener.
+pub fn serve_on(l: TcpListener, serve: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static) -> io::Result<()> {
     let serve = std::sync::Arc::new(serve);
     loop {
         let s = l.accept()?.0;
@@ -111,9 +117,50 @@ fn end_by_sigterm() {
     }
 }
 
+/// Starts another server of a kind, which ends with the calling thread, with `words` besides its address; returns its port.
+pub fn another(a: &Args, kind: &str, words: &[String]) -> io::Result<u16> {
+    let all: Vec<String> = std::env::args().skip(1).collect();
+    let at = all.iter().position(|w| w == kind).unwrap_or(0);
+    let mut c = Command::new(std::env::current_exe()?);
+    c.args(&all[..=at]).args(["--host", &a.text("host", "127.0.0.1"), "--follows"]).args(words);
+    let mut child: Child = c.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?).read_line(&mut line)?;
+    let pid = child.id() as i32;
+    OTHERS.lock().unwrap_or_else(|e| e.into_inner()).push(pid);
+    // SAFETY: the function ends children of ours.
+    unsafe { libc::atexit(end_others) };
+    line.trim().rsplit(' ').next().and_then(|p| p.parse().ok()).ok_or(io::ErrorKind::InvalidData.into())
+}
+
+static OTHERS: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+extern "C" fn end_others() {
+    for pid in std::mem::take(&mut *OTHERS.lock().unwrap_or_else(|e| e.into_inner())) {
+        // SAFETY: a child of ours that was not waited for.
+        unsafe {
+            libc::kill(pid, libc::SIGTERM);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// For a server that was started by [`another`]: it ends when that one is gone.
+pub fn end_with_the_first(a: &Args) {
+    if a.has("follows") {
+        // SAFETY: no pointers.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+    }
+}
+
 /// A connection to the server, `TCP_NODELAY` set.
 pub fn connect(a: &Args) -> io::Result<TcpStream> {
-    let s = TcpStream::connect((a.text("host", "127.0.0.1").as_str(), a.num("port", 0) as u16))?;
+    connect_to(a, a.num("port", 0) as u16)
+}
+
+/// The same to another port of that host.
+pub fn connect_to(a: &Args, port: u16) -> io::Result<TcpStream> {
+    let s = TcpStream::connect((a.text("host", "127.0.0.1").as_str(), port))?;
     s.set_nodelay(true)?;
     // Nothing here waits that long unless something is lost.
     s.set_read_timeout(Some(Duration::from_secs(30)))?;
@@ -187,7 +234,10 @@ impl Clock {
             for w in workers {
                 all.add(w.join().map_err(|_| io::Error::other("a worker panicked"))??);
             }
-            Ok(all)
+            match all.count {
+                0 => wrong("not one message in the measured time"),
+                _ => Ok(all),
+            }
         })
     }
 }

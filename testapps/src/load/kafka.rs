@@ -1,12 +1,12 @@
 //! A log broker with partitions: producers append records and may wait until they are replicated,
 //! consumers fetch from an offset. The shape of KafkaDirect's experiments, over plain sockets.
 
-use super::common::{check, connect, message, now, read_or_end, reader, seal, serve, wrong, Clock, Tally, HEAD};
+use super::common::{another, check, connect, end_with_the_first, message, now, read_or_end, reader, seal, serve};
+use super::common::{wrong, Clock, Tally, HEAD};
 use crate::args::Args;
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -137,10 +137,7 @@ impl Partition {
 /// starts N more of itself, and a record is acknowledged when all have it; with `--sync` each record
 /// is in a file, synchronised, before that.
 pub fn server(a: &Args) -> io::Result<()> {
-    if a.has("follows") {
-        // SAFETY: ends this process when the broker that started it is gone.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
-    }
+    end_with_the_first(a);
     let mut parts: Vec<Partition> = Vec::new();
     let sync = a.text("sync", "");
     let n = a.num("partitions", 1);
@@ -155,7 +152,9 @@ pub fn server(a: &Args) -> io::Result<()> {
         parts.push(p);
     }
     let parts = Arc::new(parts);
-    let followers: Vec<u16> = (0..a.num("followers", 0)).map(|_| follower(a)).collect::<io::Result<_>>()?;
+    let words = ["--partitions".to_string(), a.num("partitions", 1).to_string()];
+    let followers: Vec<u16> =
+        (0..a.num("followers", 0)).map(|_| another(a, "kafka", &words)).collect::<io::Result<_>>()?;
     serve(a, move |s| {
         let host = s.local_addr()?.ip();
         let mut copies = Vec::new();
@@ -166,35 +165,6 @@ pub fn server(a: &Args) -> io::Result<()> {
         }
         converse(s, &parts, &mut copies)
     })
-}
-
-/// One more broker with the same partitions; it ends with us.
-fn follower(a: &Args) -> io::Result<u16> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let kind = words.iter().position(|w| w == "kafka").unwrap_or(0);
-    let mut c = Command::new(std::env::current_exe()?);
-    c.args(&words[..=kind]).args(["--host", &a.text("host", "127.0.0.1")]);
-    c.args(["--partitions", &a.num("partitions", 1).to_string(), "--follows"]);
-    let mut child: Child = c.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?).read_line(&mut line)?;
-    let pid = child.id() as i32;
-    FOLLOWERS.lock().unwrap_or_else(|e| e.into_inner()).push(pid);
-    // SAFETY: the function ends children of ours.
-    unsafe { libc::atexit(end_followers) };
-    line.trim().rsplit(' ').next().and_then(|p| p.parse().ok()).ok_or(io::ErrorKind::InvalidData.into())
-}
-
-static FOLLOWERS: Mutex<Vec<i32>> = Mutex::new(Vec::new());
-
-extern "C" fn end_followers() {
-    for pid in std::mem::take(&mut *FOLLOWERS.lock().unwrap_or_else(|e| e.into_inner())) {
-        // SAFETY: a child of ours that was not waited for.
-        unsafe {
-            libc::kill(pid, libc::SIGTERM);
-            libc::waitpid(pid, std::ptr::null_mut(), 0);
-        }
-    }
 }
 
 fn converse(s: TcpStream, parts: &[Partition], copies: &mut [TcpStream]) -> io::Result<()> {

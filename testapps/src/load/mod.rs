@@ -9,10 +9,13 @@ mod common;
 mod kafka;
 mod memcache;
 mod mqtt;
+mod nats;
 mod netty;
 mod pubsub;
+mod stomp;
 mod trips;
 mod window;
+mod zookeeper;
 
 use crate::args::Args;
 
@@ -20,7 +23,8 @@ use crate::args::Args;
 pub const VERBS: [&str; 2] = ["load-server", "load-client"];
 
 /// What there is.
-pub const KINDS: [&str; 8] = ["kafka", "channel", "window", "netty", "pubsub", "memcache", "mqtt", "trips"];
+pub const KINDS: [&str; 11] =
+    ["kafka", "channel", "window", "netty", "pubsub", "memcache", "mqtt", "nats", "stomp", "zookeeper", "trips"];
 
 /// Runs `load-server KIND ...` or `load-client KIND ...`; `None` if the words say something else.
 pub fn command(words: &[String]) -> Option<i32> {
@@ -41,6 +45,9 @@ pub fn command(words: &[String]) -> Option<i32> {
         (1, "pubsub") => pubsub::client(&a),
         (1, "memcache") => memcache::client(&a),
         (1, "mqtt") => mqtt::client(&a),
+        (1, "nats") => nats::client(&a),
+        (1, "stomp") => stomp::client(&a),
+        (1, "zookeeper") => zookeeper::client(&a),
         (1, "trips") => trips::client(&a),
         _ => Err(std::io::Error::other(format!("no such workload; there are {}", KINDS.join(", ")))),
     };
