@@ -133,7 +133,7 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
 
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// What the kernel is asked; after the program's come the bell's, and those of completion channels.
+    /// What the kernel is asked, and room for the bell and completion channels.
     copy: &'a mut [pollfd],
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
@@ -176,9 +176,26 @@ impl Call<'_> {
         n
     }
 
-    /// What the kernel is asked, without completion channels.
+    /// What the kernel is asked by who does not sleep.
     fn asked(&mut self) -> &mut [pollfd] {
-        &mut self.copy[..self.fds.len() + 1]
+        &mut self.copy[..self.fds.len()]
+    }
+
+    /// Puts fds of the library's own beside the program's: in the places of those that are hidden, as long as there are
+    /// any, because the kernel takes no more than the process may have open. Notes where, and returns how many the
+    /// kernel is to be asked.
+    fn add(&mut self, own: impl Iterator<Item = c_int>, places: &mut [usize]) -> usize {
+        let all = self.fds.len();
+        let mut at = 0;
+        for (place, fd) in places.iter_mut().zip(own) {
+            while at < all && self.copy[at].fd >= 0 {
+                at += 1;
+            }
+            self.copy[at] = pollfd { fd, events: libc::POLLIN, revents: 0 };
+            *place = at;
+            at += 1;
+        }
+        all.max(at)
     }
 
     /// Makes epoll sets among the fds show what they have.
@@ -242,8 +259,8 @@ impl Call<'_> {
                     Err(e) => Outcome::Fail(e),
                 };
             }
-            let copy = &mut self.copy[..self.fds.len() + 1];
             let (fds, conns) = (&*self.fds, &*self.conns);
+            let copy = &mut self.copy[..fds.len()];
             let mut kernel_has = false;
             let hit = spin(
                 || {
@@ -290,7 +307,7 @@ impl Call<'_> {
         let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(|c| c.is_ours()));
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
-        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len() + 1], timeout_ns, mask, Some(how)) };
+        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
         let again = managed();
         end();
         let got = r?;
@@ -318,7 +335,6 @@ impl Call<'_> {
             }
         }
         if let Some(k) = bell {
-            self.copy[self.fds.len()].fd = bell::fd(k);
             bell::sleep_begin(k);
         }
         for (i, c) in self.hidden() {
@@ -330,11 +346,8 @@ impl Call<'_> {
         }
         let far = bell.is_some() && self.hidden().any(|(_, c)| c.remote().is_some());
         let mut remotes = remote::before_sleep(if far { remote::Place::Poll } else { remote::Place::Elsewhere });
-        let last = self.fds.len();
-        for (to, fd) in self.copy[last + 1..].iter_mut().zip(remotes.fds()) {
-            to.fd = *fd;
-        }
         let still = self.hidden().all(|(_, c)| c.is_ours());
+        let mut places = [usize::MAX; remote::GUARDED + 1];
         let r = if !still || self.ours() > 0 {
             Ok(1)
         } else {
@@ -346,7 +359,8 @@ impl Call<'_> {
             } else {
                 timeout_ns.min(1_000_000)
             };
-            let (copy, conns) = (&mut self.copy[..last + 1 + remotes.fds().len()], &*self.conns);
+            let asked = self.add(bell.map(bell::fd).into_iter().chain(remotes.fds().iter().copied()), &mut places);
+            let (copy, conns) = (&mut self.copy[..asked], &*self.conns);
             let mut end = || {
                 remotes.end();
                 wake(bell, conns);
@@ -357,12 +371,16 @@ impl Call<'_> {
                 r => r,
             }
         };
-        if self.copy[last + 1..].iter().any(|p| p.revents != 0) {
+        let channels = &places[bell.is_some() as usize..];
+        if channels.iter().any(|at| self.copy.get(*at).is_some_and(|p| p.revents != 0)) {
             remote::hear();
         }
         remotes.end();
         wake(bell, self.conns);
-        self.copy[last..].fill(pollfd { fd: -1, events: libc::POLLIN, revents: 0 });
+        let room = self.copy.len();
+        for at in places.into_iter().take_while(|at| *at < room) {
+            self.copy[at] = pollfd { fd: -1, events: 0, revents: 0 };
+        }
         match r {
             Ok(0) => Ok(self.ours() > 0),
             Ok(_) => Ok(true),

@@ -13,6 +13,7 @@ use std::time::Instant;
 pub const CHECKS: &[Check] = &[
     ("poll-in", poll_in),
     ("poll-many", poll_many),
+    ("poll-as-many-as-may-be-open", poll_limit),
     ("poll-timeout", poll_timeout),
     ("poll-with-pipe", poll_with_pipe),
     ("poll-out-after-drain", poll_out),
@@ -101,6 +102,30 @@ fn poll_many(cx: &mut Cx) -> Res {
     same!(sys::poll(&mut v, 1000)?, 2, "with an fd that is not open");
     same!((v[0].revents, v[1].revents), (libc::POLLNVAL, POLLIN), "events of those");
     cx.recv(10)
+}
+
+/// The kernel takes as many as the process may have open, and not one more.
+fn poll_limit(cx: &mut Cx) -> Res {
+    for most in [64usize, 300, 2] {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the limit is readable and writable.
+        unsafe {
+            same!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0, "getrlimit");
+            limit.rlim_cur = most as u64;
+            same!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0, "setrlimit");
+        }
+        let mut p = vec![libc::pollfd { fd: -1, events: POLLIN, revents: 0 }; most + 1];
+        p[most / 2].fd = cx.fd;
+        same!(sys::poll(&mut p[..most], 0), Ok(0), "poll of {most} that does not wait");
+        same!(sys::poll(&mut p[..most], 30), Ok(0), "poll of {most} with nothing to come");
+        same!(sys::poll(&mut p, 10), Err(libc::EINVAL), "poll of more than {most}");
+        cx.later(30, 100)?;
+        same!(sys::poll(&mut p[..most], 5000), Ok(1), "poll of {most}");
+        same!(p[most / 2].revents, POLLIN, "what the connection has");
+        cx.recv(100)?;
+        cx.wait()?;
+    }
+    Ok(())
 }
 
 fn poll_timeout(cx: &mut Cx) -> Res {
