@@ -237,6 +237,8 @@ impl Call<'_> {
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         let done = |n: usize| Outcome::Done(n as isize);
+        // The kernel has ended a sleep: what it has must be looked at here, because a thread may not spin.
+        let mut woken = false;
         loop {
             if !self.look() {
                 match self.kernel_only(left(), mask) {
@@ -246,18 +248,19 @@ impl Call<'_> {
                 }
             }
             remote::progress();
-            if self.ours() > 0 || timeout_ns == 0 {
+            let have = self.ours() > 0 || timeout_ns == 0;
+            if have || woken {
                 if timeout_ns == 0 {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
                 self.settle();
-                return match self.look_kernel() {
-                    Ok(_) => {
-                        let n = self.theirs();
-                        done(n + self.ours())
-                    }
-                    Err(e) => Outcome::Fail(e),
-                };
+                if let Err(e) = self.look_kernel() {
+                    return Outcome::Fail(e);
+                }
+                let n = self.theirs() + self.ours();
+                if have || n > 0 {
+                    return done(n);
+                }
             }
             let (fds, conns) = (&*self.fds, &*self.conns);
             let copy = &mut self.copy[..fds.len()];
@@ -286,7 +289,7 @@ impl Call<'_> {
                 continue;
             }
             match self.sleep(left(), mask) {
-                Ok(true) => {}
+                Ok(true) => woken = true,
                 Ok(false) => return done(0),
                 Err(e) => return Outcome::Fail(e),
             }
