@@ -40,7 +40,7 @@ pub struct Write {
     pub imm: u32,
     /// Comes back in the completion.
     pub id: u64,
-    /// [`SIGNALED`], [`INLINE`], [`SOLICITED`].
+    /// [`SIGNALED`], [`INLINE`], [`SOLICITED`], [`UNTOLD`], [`SEND`].
     pub flags: u32,
     /// 0.
     pub reserved: u32,
@@ -52,6 +52,10 @@ pub const SIGNALED: u32 = 1;
 pub const INLINE: u32 = 2;
 /// The receiver is to be woken if it sleeps.
 pub const SOLICITED: u32 = 4;
+/// Only the bytes go: the receiver gets no completion. For measurements.
+pub const UNTOLD: u32 = 8;
+/// Only `imm` goes, by a send. For measurements.
+pub const SEND: u32 = 16;
 
 /// A completion.
 #[derive(Debug, Clone, Copy, Default)]

@@ -4,6 +4,7 @@
 use crate::conn::*;
 use crate::io::{drain, front, Front};
 use crate::layout::*;
+use crate::log::{log, Level};
 use crate::switch::{End, RxPath, TxPath};
 use crate::sys;
 use crate::wire::{FRAME_LEN, MARK_LEN};
@@ -380,6 +381,12 @@ fn receive(b: &mut Both, fd: i32) -> bool {
                 Ok(n) => {
                     if b.sw().control(&buf[..n]).is_err() {
                         reset(b);
+                    }
+                    match b.sw().back_want() {
+                        0 => {}
+                        n => {
+                            log(Level::Debug, format_args!("the peer gives back {n} bytes that stood before our mark"))
+                        }
                     }
                 }
                 Err(libc::EAGAIN | libc::EINTR) => return false,

@@ -2,6 +2,7 @@
 //! the report of `ringsock bench`.
 
 pub mod brokers;
+pub mod counts;
 pub mod csv;
 pub mod html;
 mod kid;
@@ -13,6 +14,7 @@ pub mod peer;
 pub mod plan;
 pub mod raw;
 pub mod services;
+mod sock;
 pub mod stats;
 pub mod svg;
 pub mod variant;

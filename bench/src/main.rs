@@ -2,16 +2,19 @@
 //!
 //! Every case is run alternately plain and preloaded, in fresh processes, over loopback. What the
 //! library itself reports proves that bytes went over rings, or did not. `--verbs` makes the table of the `verbs`
-//! link instead, on a host (or in a machine of `ci/rdma-vm`) that has an RDMA device.
+//! link instead, on a host (or in a machine of `ci/rdma-vm`) that has an RDMA device; `--calls` counts instructions of
+//! single calls there.
 
 mod run;
+mod table;
 
 use ringsock_bench::work::Job;
 use run::{Case, Expect, Preload, Setting};
 use serde_json::{json, Value};
 use std::path::PathBuf;
 
-const USAGE: &str = "usage: rs-bench [--lib PATH] [--rounds N] [--quick] [--only NAME] [--json FILE] [--verbs]";
+const USAGE: &str =
+    "usage: rs-bench [--lib PATH] [--rounds N] [--quick] [--only NAME] [--json FILE] [--verbs] [--calls]";
 
 fn die(text: &str) -> ! {
     eprintln!("rs-bench: {text}");
@@ -60,7 +63,7 @@ fn main() {
         std::process::exit(code);
     }
     let (mut lib, mut rounds, mut quick, mut only, mut json_file) = (None, None, false, String::new(), None);
-    let mut verbs = false;
+    let (mut verbs, mut calls) = (false, false);
     let mut it = words.into_iter();
     while let Some(w) = it.next() {
         let mut value = || it.next().unwrap_or_else(|| die(&format!("{w} wants a value")));
@@ -69,6 +72,7 @@ fn main() {
             "--rounds" => rounds = value().parse().ok().filter(|&n: &usize| n > 0),
             "--quick" => quick = true,
             "--verbs" => verbs = true,
+            "--calls" => calls = true,
             "--only" => only = value(),
             "--json" => json_file = Some(value()),
             _ => die(USAGE),
@@ -80,10 +84,19 @@ fn main() {
     });
     let lib = lib.canonicalize().unwrap_or_else(|e| die(&format!("{}: {e}", lib.display())));
     let setting = Setting::new(lib).unwrap_or_else(|e| die(&e));
-    if verbs {
-        let rows = run::verbs(&setting, &only, |n| if quick { n / 8 } else { n });
+    if verbs || calls {
+        let mut made = Ok(Vec::new());
+        if verbs {
+            made = table::rows(&setting, &only);
+        }
+        if calls {
+            made = made.and_then(|mut rows| {
+                rows.push(table::calls(&setting)?);
+                Ok(rows)
+            });
+        }
         setting.clean();
-        let rows = rows.unwrap_or_else(|e| die(&e));
+        let rows = made.unwrap_or_else(|e| die(&e));
         if let Some(f) = json_file {
             std::fs::write(&f, format!("{:#}\n", json!(rows))).unwrap_or_else(|e| die(&format!("{f}: {e}")));
         }

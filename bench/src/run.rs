@@ -4,7 +4,7 @@ use ringsock_bench::stats::spread;
 use ringsock_bench::work::Job;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ pub enum Preload {
     NoLinks,
     /// Both, with `RINGSOCK_LINKS=verbs`.
     Verbs,
+    /// Both, with rsocket's library instead of ours.
+    Rsocket,
     /// The client only.
     Client,
     /// The server only.
@@ -58,10 +60,27 @@ pub struct Setting {
     exe: PathBuf,
 }
 
+/// Where distributions have rsocket's library to be preloaded.
+const RSOCKET: [&str; 3] = [
+    "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so",
+    "/usr/lib/aarch64-linux-gnu/rsocket/librspreload.so",
+    "/usr/lib64/rsocket/librspreload.so",
+];
+
+/// rsocket's library, if it is there.
+pub fn rsocket() -> Option<&'static Path> {
+    RSOCKET.into_iter().map(Path::new).find(|p| p.exists())
+}
+
 /// Longest time of one run.
 const LIMIT: Duration = Duration::from_secs(90);
 
 impl Setting {
+    /// A file in the directory for reports.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
     /// With a directory for reports.
     pub fn new(lib: PathBuf) -> Result<Setting, String> {
         let dir = std::env::temp_dir().join(format!("rs-bench.{}", std::process::id()));
@@ -75,18 +94,37 @@ impl Setting {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 
-    fn command(&self, preload: bool, links: Option<&str>) -> Command {
-        let mut c = Command::new(&self.exe);
+    fn command(&self, preload: bool, p: Preload) -> Command {
+        self.command_under(&[], preload, p)
+    }
+
+    /// The program behind the words of another one that runs it.
+    fn command_under(&self, under: &[String], preload: bool, p: Preload) -> Command {
+        let mut c = match under {
+            [] => Command::new(&self.exe),
+            [first, more @ ..] => {
+                let mut c = Command::new(first);
+                c.args(more).arg(&self.exe);
+                c
+            }
+        };
         c.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped());
         for (k, _) in std::env::vars().filter(|(k, _)| k == "RINGSOCK_REPORT" || k == "RINGSOCK_LINKS") {
             c.env_remove(k);
         }
-        if preload {
-            c.env("LD_PRELOAD", &self.lib).env("RINGSOCK_REPORT", self.dir.join("%p"));
-            if let Some(l) = links {
-                c.env("RINGSOCK_LINKS", l);
-            }
+        if !preload {
+            return c;
         }
+        if p == Preload::Rsocket {
+            c.env("LD_PRELOAD", rsocket().unwrap_or(Path::new("")));
+            return c;
+        }
+        c.env("LD_PRELOAD", &self.lib).env("RINGSOCK_REPORT", self.dir.join("%p"));
+        match p {
+            Preload::NoLinks => c.env("RINGSOCK_LINKS", "none"),
+            Preload::Verbs => c.env("RINGSOCK_LINKS", "verbs"),
+            _ => &mut c,
+        };
         c
     }
 
@@ -140,26 +178,29 @@ fn last_json(mut out: BufReader<ChildStdout>) -> Result<Value, String> {
 
 /// One run: what it measured.
 fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
-    let until = Instant::now() + LIMIT;
-    let links = match c.preload {
-        Preload::NoLinks => Some("none"),
-        Preload::Verbs => Some("verbs"),
-        _ => None,
-    };
+    once_under(&[], c, s, second)
+}
+
+/// The same, with the client run by another program, whose words come first.
+pub fn once_under(under: &[String], c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
+    let until = Instant::now() + if under.is_empty() { LIMIT } else { 5 * LIMIT };
     let server_pre = second && c.preload != Preload::Client;
     let client_pre = second && c.preload != Preload::Server;
     let words = |role: &str| -> Vec<String> { std::iter::once(role.to_string()).chain(c.job.words()).collect() };
+    // rsocket cannot listen at a loopback address. In a machine of `ci/rdma-vm` this is the one of its device.
+    let host = std::env::var("SELF").ok().filter(|_| c.preload == Preload::Rsocket);
+    let with_host = |w: Vec<String>| -> Vec<String> { w.into_iter().chain(host.clone()).collect() };
     if c.job.kind == "call" {
-        let (mut k, out) = Kid::start(s.command(client_pre, links), &words("@call"))?;
+        let (mut k, out) = Kid::start(s.command(client_pre, c.preload), &words("@call"))?;
         k.finish(until)?;
         return last_json(out);
     }
-    let (mut server, mut sout) = Kid::start(s.command(server_pre, links), &words("@serve"))?;
+    let (mut server, mut sout) = Kid::start(s.command(server_pre, c.preload), &with_host(words("@serve")))?;
     let mut port = String::new();
     sout.read_line(&mut port).map_err(|e| e.to_string())?;
     let mut w = words("@client");
     w.push(port.trim().to_string());
-    let (mut client, cout) = Kid::start(s.command(client_pre, links), &w)?;
+    let (mut client, cout) = Kid::start(s.command_under(under, client_pre, c.preload), &with_host(w))?;
     client.finish(until)?;
     server.finish(until)?;
     let mut v = last_json(cout)?;
@@ -168,7 +209,7 @@ fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
     v["cpu"] = json!(sum / v["messages"].as_f64().unwrap_or(1.0) * 1e6);
     let (mut ring, mut tcp) = (0, 0);
     for (pre, kid) in [(server_pre, &server), (client_pre, &client)] {
-        if pre {
+        if pre && c.preload != Preload::Rsocket {
             let (r, t) = s.report(kid.0.id())?;
             ring += r;
             tcp += t;
@@ -181,35 +222,6 @@ fn once(c: &Case, s: &Setting, second: bool) -> Result<Value, String> {
         Expect::Tcp if second && ring > 0 => Err(format!("{ring} bytes went over rings")),
         _ => Ok(v),
     }
-}
-
-/// The RDMA table: what sockets do over TCP and over the `verbs` link, beside a queue pair alone. Rows as JSON.
-pub fn verbs(s: &Setting, only: &str, count: impl Fn(usize) -> usize) -> Result<Vec<Value>, String> {
-    println!("{:<22} {:>12} {:>12} {:>12} {:>10}", "", "kernel TCP", "raw verbs", "ringsock", "of raw");
-    let mut rows = Vec::new();
-    for (kind, size, n, metric, unit) in [
-        ("pingpong", 64, 20_000, "median", "us"),
-        ("pingpong", 16 << 10, 4_000, "median", "us"),
-        ("stream", 64, 200_000, "bytes", "MB/s"),
-        ("stream", 1 << 10, 60_000, "bytes", "MB/s"),
-        ("stream", 64 << 10, 4_000, "bytes", "MB/s"),
-    ] {
-        let name = format!("{kind} {size}, {unit}");
-        if !name.contains(only) {
-            continue;
-        }
-        let one = |kind: &str, second: bool| -> Result<f64, String> {
-            // Long enough for the link to be there before anything is measured.
-            let job = Job { kind: kind.into(), size, count: count(n), warm: 20_000 };
-            let expect = if second { Expect::Ring } else { Expect::Any };
-            let c = Case { name: String::new(), job, preload: Preload::Verbs, expect, metrics: &[] };
-            once(&c, s, second)?[metric].as_f64().ok_or(format!("no {metric}"))
-        };
-        let (tcp, raw, ours) = (one(kind, false)?, one(&format!("raw-{kind}"), false)?, one(kind, true)?);
-        println!("{name:<22} {tcp:>12.1} {raw:>12.1} {ours:>12.1} {:>10.2}", ours / raw);
-        rows.push(json!({ "kind": kind, "size": size, "unit": unit, "tcp": tcp, "raw": raw, "ringsock": ours }));
-    }
-    Ok(rows)
 }
 
 fn short(x: f64) -> String {

@@ -1,5 +1,6 @@
 //! What a reliable queue pair does by itself: RDMA writes with immediate data, waited for by completion events,
-//! with no socket, no ring and no copy. The measure for the `verbs` link.
+//! with no socket, no ring and no copy. The measure for the `verbs` link. And the same with writes that a send follows,
+//! which is how others tell the receiver.
 
 use crate::work::{percentiles, Job};
 use ringsock_core::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options, What, Write};
@@ -29,7 +30,9 @@ struct End {
     /// Address and key of the peer's memory.
     there: (u64, u32),
     inline: u32,
-    /// Writes posted, and known to be done.
+    /// The receiver is told by a send behind each write.
+    by_send: bool,
+    /// Messages posted, and known to be done.
     sent: u64,
     done: u64,
     /// The peer's writes that have come, the last one's immediate value, and receives that are to be posted again.
@@ -57,7 +60,7 @@ fn readable(fd: c_int) {
 }
 
 impl End {
-    fn start() -> io::Result<End> {
+    fn start(j: &Job) -> io::Result<End> {
         let api = provider::load().ok_or(failed("loading libringsock_verbs.so"))?;
         extern "C" fn place(fd: c_int) -> c_int {
             fd
@@ -78,6 +81,7 @@ impl End {
             lkey: 0,
             there: (0, 0),
             inline: 0,
+            by_send: j.kind.starts_with("send-"),
             sent: 0,
             done: 0,
             got: 0,
@@ -107,7 +111,7 @@ impl End {
         let (mut limits, mut m) = (Limits::default(), Memory::default());
         // SAFETY: a fresh id of the provider's; the memory is as long as the end.
         unsafe {
-            checked((self.api.open)(id, WRITES, RECEIVES, 1, &mut limits))?;
+            checked((self.api.open)(id, 2 * WRITES, RECEIVES, 1, &mut limits))?;
             checked((self.api.register)(id, self.memory.as_mut_ptr(), RING, 1, &mut m))?;
             checked((self.api.post_recv)(id, RECEIVES))?;
             (self.api.channel)(id, &mut self.channel);
@@ -130,8 +134,8 @@ impl End {
         );
     }
 
-    fn accept() -> io::Result<End> {
-        let mut end = End::start()?;
+    fn accept(j: &Job) -> io::Result<End> {
+        let mut end = End::start(j)?;
         let first = 20_000 + (std::process::id() % 20_000) as u16;
         let mut id = std::ptr::null_mut();
         // SAFETY: the provider's state and valid pointers.
@@ -147,8 +151,8 @@ impl End {
         Ok(end)
     }
 
-    fn connect(port: u16) -> io::Result<End> {
-        let mut end = End::start()?;
+    fn connect(j: &Job, port: u16) -> io::Result<End> {
+        let mut end = End::start(j)?;
         let mut id = std::ptr::null_mut();
         // SAFETY: the provider's state and valid pointers.
         checked(unsafe { (end.api.dial)(end.ctx, &HERE, &HERE, port, 1, &mut id) })?;
@@ -218,7 +222,7 @@ impl End {
         if self.sent.is_multiple_of(SIGNAL) {
             flags |= provider::SIGNALED;
         }
-        let w = Write {
+        let told = Write {
             from: self.memory.as_ptr() as u64 + at as u64,
             to: self.there.0 + at as u64,
             lkey: self.lkey,
@@ -229,8 +233,18 @@ impl End {
             flags,
             reserved: 0,
         };
+        let untold = Write { flags: flags & provider::INLINE | provider::UNTOLD, ..told };
+        let send = Write { len: 0, flags: flags & !provider::INLINE | provider::SEND, ..told };
+        let list = [untold, send];
+        let list = if !self.by_send {
+            core::slice::from_ref(&told)
+        } else if len == 0 {
+            &list[1..]
+        } else {
+            &list[..]
+        };
         // SAFETY: an open id, and memory that is registered.
-        checked(unsafe { (self.api.post)(self.id, &w, 1) })
+        checked(unsafe { (self.api.post)(self.id, list.as_ptr(), list.len() as u32) })
     }
 
     fn get(&mut self) -> io::Result<()> {
@@ -247,10 +261,10 @@ fn window(size: usize) -> u64 {
     (RING / size).min(RECEIVES as usize - 64) as u64
 }
 
-/// `raw-pingpong` and `raw-stream`: the end that is found.
+/// `raw-pingpong`, `raw-stream`, `send-pingpong` and `send-stream`: the end that is found.
 pub fn serve(j: &Job) -> io::Result<()> {
-    let mut e = End::accept()?;
-    if j.kind == "raw-stream" {
+    let mut e = End::accept(j)?;
+    if j.kind.ends_with("stream") {
         let (step, mut told) = (window(j.size) / 4, 0);
         while e.got < j.count as u64 {
             e.wait()?;
@@ -272,8 +286,8 @@ pub fn serve(j: &Job) -> io::Result<()> {
 
 /// The other end: what it measured.
 pub fn client(j: &Job, port: u16) -> io::Result<Value> {
-    let mut e = End::connect(port)?;
-    let v = if j.kind == "raw-stream" {
+    let mut e = End::connect(j, port)?;
+    let v = if j.kind.ends_with("stream") {
         let t = Instant::now();
         let window = window(j.size);
         for i in 0..j.count as u64 {

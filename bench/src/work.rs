@@ -1,16 +1,17 @@
 //! The measured programs: a server and a client over plain sockets, which know nothing of
 //! ringsock, and loops of calls on fds that are never accelerated.
 
+use crate::sock;
 use serde_json::{json, Value};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// What is measured; the same words go to server and client.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// `pingpong`, `epoll`, `stream`, `setup` or `call`; `raw-pingpong` and `raw-stream` are done by RDMA alone.
+    /// `pingpong`, `epoll`, `counted`, `stream`, `setup` or `call`; those of `raw-` and `send-` are done by RDMA alone.
     pub kind: String,
     /// Bytes of a message.
     pub size: usize,
@@ -24,6 +25,11 @@ impl Job {
     /// As words of a command line.
     pub fn words(&self) -> Vec<String> {
         vec![self.kind.clone(), self.size.to_string(), self.count.to_string(), self.warm.to_string()]
+    }
+
+    /// Whether no sockets are used.
+    fn is_raw(&self) -> bool {
+        self.kind.starts_with("raw-") || self.kind.starts_with("send-")
     }
 
     /// From words of a command line.
@@ -134,10 +140,10 @@ fn warm_up_server(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
 
 /// The server at an address: says its port on standard output, serves the job, says its CPU time.
 pub fn serve(j: &Job, host: &str) -> io::Result<()> {
-    if j.kind.starts_with("raw-") {
+    if j.is_raw() {
         return crate::verbs::serve(j);
     }
-    let l = TcpListener::bind((host, 0))?;
+    let l = sock::listen(host)?;
     println!("{}", l.local_addr()?.port());
     io::stdout().flush()?;
     let epoll = j.kind == "epoll";
@@ -148,13 +154,13 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
             if i == j.warm {
                 start = cpu();
             }
-            let mut e = End::new(l.accept()?.0, false)?;
+            let mut e = End::new(sock::accept(&l)?, false)?;
             e.echo(&mut b[..j.size])?;
             // The client closes first, so that its side keeps the time-wait state.
             let _ = e.s.read(&mut b[..1])?;
         }
     } else {
-        let mut e = End::new(l.accept()?.0, epoll)?;
+        let mut e = End::new(sock::accept(&l)?, epoll)?;
         warm_up_server(&mut e, j.size.min(1024), j.warm)?;
         start = cpu();
         if j.kind == "stream" {
@@ -182,7 +188,8 @@ pub fn client(j: &Job, at: (&str, u16)) -> io::Result<()> {
     let v = match j.kind.as_str() {
         "setup" => setup(j, at)?,
         "stream" => stream(j, at)?,
-        k if k.starts_with("raw-") => crate::verbs::client(j, at.1)?,
+        "counted" => counted(j, at)?,
+        _ if j.is_raw() => crate::verbs::client(j, at.1)?,
         _ => pingpong(j, at)?,
     };
     println!("{v}");
@@ -197,7 +204,7 @@ pub(crate) fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
 }
 
 fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
-    let mut e = End::new(TcpStream::connect(at)?, j.kind == "epoll")?;
+    let mut e = End::new(sock::connect(at)?, j.kind == "epoll")?;
     warm_up(&mut e, j.size.min(1024), j.warm)?;
     let (mut b, mut ns) = (vec![3; j.size], Vec::with_capacity(j.count));
     let start = cpu();
@@ -214,8 +221,43 @@ fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     Ok(json!({ "median": median, "p99": p99, "cpu": used, "messages": 2 * j.count }))
 }
 
+/// Round trips by functions of their own, in which callgrind counts instructions: [`COUNTED`].
+fn counted(j: &Job, at: (&str, u16)) -> io::Result<Value> {
+    let mut e = End::new(sock::connect(at)?, false)?;
+    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    let (mut b, fd) = (vec![3; j.size], e.s.as_raw_fd());
+    for _ in 0..j.count {
+        let mut left = j.size;
+        if counted_send(fd, &b) != j.size as isize {
+            return Err(io::Error::last_os_error());
+        }
+        while left > 0 {
+            match counted_recv(fd, &mut b[..left]) {
+                n @ 1.. => left -= n as usize,
+                _ => return Err(io::Error::last_os_error()),
+            }
+        }
+    }
+    Ok(json!({ "cpu": 0, "messages": 2 * j.count }))
+}
+
+/// What callgrind calls the functions that send and receive one message of a `counted` job.
+pub const COUNTED: [&str; 2] = ["ringsock_bench::work::counted_send", "ringsock_bench::work::counted_recv"];
+
+#[inline(never)]
+fn counted_send(fd: RawFd, b: &[u8]) -> isize {
+    // SAFETY: the buffer is readable for its length.
+    std::hint::black_box(unsafe { libc::send(fd, b.as_ptr().cast(), b.len(), 0) })
+}
+
+#[inline(never)]
+fn counted_recv(fd: RawFd, b: &mut [u8]) -> isize {
+    // SAFETY: the buffer is writable for its length.
+    std::hint::black_box(unsafe { libc::recv(fd, b.as_mut_ptr().cast(), b.len(), 0) })
+}
+
 fn stream(j: &Job, at: (&str, u16)) -> io::Result<Value> {
-    let mut e = End::new(TcpStream::connect(at)?, false)?;
+    let mut e = End::new(sock::connect(at)?, false)?;
     warm_up(&mut e, j.size.min(1024), j.warm)?;
     let b = vec![5; j.size];
     let (start, t) = (cpu(), Instant::now());
@@ -241,7 +283,7 @@ fn setup(j: &Job, at: (&str, u16)) -> io::Result<Value> {
             (start, t0) = (cpu(), Instant::now());
         }
         let t = Instant::now();
-        let mut e = End::new(TcpStream::connect(at)?, false)?;
+        let mut e = End::new(sock::connect(at)?, false)?;
         e.trip(&mut b)?;
         e.s.shutdown(Shutdown::Write)?;
         drop(e);

@@ -257,6 +257,10 @@ impl Remote {
                     what |= ENDED;
                 }
                 if n.flags & !was & HURRY != 0 {
+                    crate::log::log(
+                        crate::log::Level::Debug,
+                        format_args!("another host's end of a connection hurries"),
+                    );
                     if let Some(c) = conn {
                         c.ask(ask::PUMP);
                     }

@@ -243,8 +243,11 @@ pub const ACCESS_REMOTE_WRITE: c_int = 2;
 pub const SEND_SIGNALED: c_uint = 2;
 pub const SEND_SOLICITED: c_uint = 4;
 pub const SEND_INLINE: c_uint = 8;
+pub const WR_WRITE: c_uint = 0;
 pub const WR_WRITE_WITH_IMM: c_uint = 1;
-pub const WC_RECV_WITH_IMM: c_uint = 129;
+pub const WR_SEND_WITH_IMM: c_uint = 3;
+/// Of all kinds of receives.
+pub const WC_RECV: c_uint = 128;
 pub const QPT_RC: c_uint = 2;
 pub const PS_TCP: c_uint = 0x106;
 pub const EVENT_DEVICE_FATAL: c_uint = 8;

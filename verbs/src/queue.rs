@@ -122,6 +122,14 @@ pub unsafe extern "C" fn forget(_handle: *mut c_void) {
 /// Writes that go to the device in one call.
 const LIST: usize = 16;
 
+fn opcode(flags: u32) -> libc::c_uint {
+    match flags & (provider::SEND | provider::UNTOLD) {
+        0 => ffi::WR_WRITE_WITH_IMM,
+        provider::UNTOLD => ffi::WR_WRITE,
+        _ => ffi::WR_SEND_WITH_IMM,
+    }
+}
+
 pub unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_int {
     // SAFETY: an open id of ours, and `n` readable writes.
     let (id, list) = unsafe { (&*id.cast::<Id>(), std::slice::from_raw_parts(list, n as usize)) };
@@ -140,7 +148,7 @@ pub unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_
                 next,
                 sg_list: sge[i].as_mut_ptr(),
                 num_sge: (w.len > 0) as c_int,
-                opcode: ffi::WR_WRITE_WITH_IMM,
+                opcode: opcode(f),
                 send_flags: bit(provider::SIGNALED, ffi::SEND_SIGNALED)
                     | bit(provider::INLINE, ffi::SEND_INLINE)
                     | bit(provider::SOLICITED, ffi::SEND_SOLICITED),
@@ -194,7 +202,7 @@ pub unsafe extern "C" fn poll(id: *mut c_void, to: *mut Done, n: c_int) -> c_int
         // SAFETY: written by the device's driver.
         let w = unsafe { w.assume_init_ref() };
         // After a failure only number and status of a completion are valid; ids of writes are not 0.
-        let received = if w.status == 0 { w.opcode == ffi::WC_RECV_WITH_IMM } else { w.wr_id == 0 };
+        let received = if w.status == 0 { w.opcode & ffi::WC_RECV != 0 } else { w.wr_id == 0 };
         let d = Done {
             id: w.wr_id,
             status: w.status,

@@ -1,0 +1,78 @@
+//! The RDMA table: what sockets do over TCP, over rsocket and over the `verbs` link, beside a queue pair alone.
+
+use crate::run::{once_under, rsocket, Case, Expect, Preload, Setting};
+use ringsock_bench::counts::inclusive;
+use ringsock_bench::work::{Job, COUNTED};
+use serde_json::{json, Value};
+
+fn case(kind: &str, size: usize, count: usize, preload: Preload) -> Case {
+    let job = Job { kind: kind.into(), size, count, warm: WARM };
+    let expect = if preload == Preload::Verbs { Expect::Ring } else { Expect::Any };
+    Case { name: String::new(), job, preload, expect, metrics: &[] }
+}
+
+/// Long enough for the link to be there before anything is measured.
+const WARM: usize = 6_000;
+
+/// Streams: as many bytes that what a ring costs that grows does not matter.
+const ROWS: [(&str, usize, usize, &str, &str); 5] = [
+    ("pingpong", 64, 4_000, "median", "us"),
+    ("pingpong", 16 << 10, 1_000, "median", "us"),
+    ("stream", 64, 100_000, "bytes", "MB/s"),
+    ("stream", 1 << 10, 20_000, "bytes", "MB/s"),
+    ("stream", 64 << 10, 1_600, "bytes", "MB/s"),
+];
+
+/// The rows whose names contain `only`, printed and as JSON.
+pub fn rows(s: &Setting, only: &str) -> Result<Vec<Value>, String> {
+    let heads = ["kernel TCP", "rsocket", "write + send", "write-with-imm", "ringsock", "of raw"];
+    println!("{:<22} {}", "", heads.map(|h| format!("{h:>14}")).concat());
+    let mut rows = Vec::new();
+    for (kind, size, count, metric, unit) in ROWS {
+        let name = format!("{kind} {size}, {unit}");
+        if !name.contains(only) {
+            continue;
+        }
+        let one = |kind: String, preload: Preload, second: bool| -> Result<f64, String> {
+            let c = case(&kind, size, count, preload);
+            once_under(&[], &c, s, second)?[metric].as_f64().ok_or(format!("no {metric}"))
+        };
+        let tcp = one(kind.into(), Preload::Both, false)?;
+        // Its streams are slow, and not ours to mend.
+        let theirs =
+            rsocket().and_then(|_| one(kind.into(), Preload::Rsocket, true).map_err(|e| println!("rsocket: {e}")).ok());
+        let send = one(format!("send-{kind}"), Preload::Both, false)?;
+        let raw = one(format!("raw-{kind}"), Preload::Both, false)?;
+        let ours = one(kind.into(), Preload::Verbs, true)?;
+        let theirs_text = theirs.map_or("-".into(), |t| format!("{t:.1}"));
+        println!("{name:<22} {tcp:>14.1}{theirs_text:>14}{send:>14.1}{raw:>14.1}{ours:>14.1}{:>14.2}", ours / raw);
+        rows.push(json!({
+            "kind": kind, "size": size, "unit": unit, "tcp": tcp, "rsocket": theirs, "send": send, "raw": raw,
+            "ringsock": ours,
+        }));
+    }
+    Ok(rows)
+}
+
+/// Instructions in user space of one `send` and one `recv` of 64 bytes, counted by callgrind: ours and rsocket's.
+pub fn calls(s: &Setting) -> Result<Value, String> {
+    const COUNT: usize = 1000;
+    let count = |p: Preload| -> Result<[f64; 2], String> {
+        let file = s.file("callgrind");
+        let under = ["valgrind", "-q", "--tool=callgrind", &format!("--callgrind-out-file={}", file.display())];
+        let mut c = case("counted", 64, COUNT, p);
+        // What is counted is slow, and needs no long beginning.
+        c.job.warm = 1000;
+        c.expect = Expect::Any;
+        once_under(&under.map(String::from), &c, s, true)?;
+        let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        Ok(COUNTED.map(|f| inclusive(&text, f) as f64 / COUNT as f64))
+    };
+    let ours = count(Preload::Verbs)?;
+    let theirs = if rsocket().is_some() { Some(count(Preload::Rsocket)?) } else { None };
+    println!("instructions in user space, 64 bytes: send {:.0}, recv {:.0}", ours[0], ours[1]);
+    if let Some(t) = theirs {
+        println!("the same with rsocket: send {:.0}, recv {:.0}", t[0], t[1]);
+    }
+    Ok(json!({ "kind": "calls", "size": 64, "unit": "instructions", "ringsock": ours, "rsocket": theirs }))
+}
