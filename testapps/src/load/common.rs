@@ -167,6 +167,27 @@ pub fn connect_to(a: &Args, port: u16) -> io::Result<TcpStream> {
     Ok(s)
 }
 
+/// A connection on which `greet` succeeds: real servers listen before they serve, and close what comes until then, or
+/// never answer it.
+pub fn greeted<T>(a: &Args, mut greet: impl FnMut(&mut TcpStream) -> io::Result<T>) -> io::Result<(TcpStream, T)> {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut s = connect(a)?;
+        let usual = s.read_timeout()?;
+        s.set_read_timeout(Some(Duration::from_secs(2)))?;
+        match greet(&mut s) {
+            Err(e) if Instant::now() < until && (is_end(&e) || matches!(e.kind(), TimedOut | WouldBlock)) => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            r => {
+                s.set_read_timeout(usual)?;
+                return r.map(|t| (s, t));
+            }
+        }
+    }
+}
+
 /// A buffered reader of the usual size.
 pub fn reader(s: &TcpStream) -> io::Result<BufReader<TcpStream>> {
     Ok(BufReader::with_capacity(64 << 10, s.try_clone()?))

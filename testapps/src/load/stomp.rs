@@ -1,6 +1,6 @@
 //! A client of a real STOMP broker: publishes and receives its own messages by a topic.
 
-use super::common::{check, connect, message, now, reader, seal, wrong, Clock, Tally, HEAD};
+use super::common::{check, greeted, message, now, reader, seal, wrong, Clock, Tally, HEAD};
 use crate::args::Args;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -56,13 +56,14 @@ pub fn client(a: &Args) -> io::Result<()> {
         let hello = [("accept-version", "1.2"), ("host", "/"), ("login", "guest"), ("passcode", "guest")];
         let mut ends = Vec::new();
         for _ in 0..2 {
-            let mut s = connect(a)?;
-            let mut r = reader(&s)?;
-            s.write_all(&frame("CONNECT", &hello, &[]))?;
-            match read_frame(&mut r, &mut got, &mut line)? {
-                (c, _) if c == "CONNECTED" => ends.push((s, r)),
-                (c, n) => return wrong(format!("{c}: {}", String::from_utf8_lossy(&got[..n]))),
-            }
+            ends.push(greeted(a, |s| {
+                let mut r = reader(s)?;
+                s.write_all(&frame("CONNECT", &hello, &[]))?;
+                match read_frame(&mut r, &mut got, &mut line)? {
+                    (c, _) if c == "CONNECTED" => Ok(r),
+                    (c, n) => wrong(format!("{c}: {}", String::from_utf8_lossy(&got[..n]))),
+                }
+            })?);
         }
         let [(p, _), (s, r)] = &mut ends[..] else { return wrong("two sessions") };
         let (topic, size) = (format!("/topic/rs-{}-{i}", std::process::id()), m.len().to_string());

@@ -1,10 +1,9 @@
 //! A client of a real ZooKeeper server: reads and writes ephemeral nodes, every read compared.
 
-use super::common::{check, connect, is_end, message, now, seal, wrong, Clock, Tally, HEAD};
+use super::common::{check, greeted, message, now, seal, wrong, Clock, Tally, HEAD};
 use crate::args::Args;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 // Numbers of requests, from ZooKeeper's `ZooDefs.OpCode`.
 const CREATE: i32 = 1;
@@ -79,26 +78,16 @@ fn ask(
     }
 }
 
-/// A session. The server listens before it serves, and closes what comes until then.
-fn session(a: &Args) -> io::Result<TcpStream> {
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        let mut s = connect(a)?;
-        // Protocol, last transaction seen, time-out in ms, session, its password, read-only.
-        Record::default().int(0).long(0).int(30_000).long(0).bytes(&[0; 16]).flag(false).send(&mut s)?;
-        match answer(&mut s, &mut Vec::new()) {
-            Err(e) if is_end(&e) && Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
-            r => return r.map(|()| s),
-        }
-    }
-}
-
 /// `load-client zookeeper --port P [--size S] [--conns N]`: each session has a node of its own, nine reads for a write.
 pub fn client(a: &Args) -> io::Result<()> {
     let clock = Clock::default();
     let t = clock.run(a, a.num("conns", 1) as usize, |i| {
         let (mut b, mut t) = (Vec::new(), Tally::default());
-        let mut s = session(a)?;
+        let (mut s, ()) = greeted(a, |s| {
+            // Protocol, last transaction seen, time-out in ms, session, its password, read-only.
+            Record::default().int(0).long(0).int(30_000).long(0).bytes(&[0; 16]).flag(false).send(s)?;
+            answer(s, &mut Vec::new())
+        })?;
         let path = format!("/rs-{}-{i}", std::process::id());
         let mut m = message((a.num("size", 100) as usize).max(HEAD));
         seal(0, &mut m);
