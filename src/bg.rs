@@ -587,10 +587,12 @@ impl Bg {
             if b.rx.ring().waiting() > 0 {
                 return;
             }
+            if conn.has_ended(END_RESET) {
+                // The kernel tells no more than the end. How it failed whoever asks first is told here, which takes no ring.
+                return self.detach(&mut b, conn);
+            }
             *b.sw() = crate::switch::Switch::new();
         }
-        // Whoever waits for it is told of the end alone.
-        conn.take_error();
         conn.next_try.store(u32::MAX, Relaxed);
         self.unmanage(conn, Why::Forked);
     }
@@ -617,14 +619,12 @@ impl Bg {
                 return;
             }
             if shared && home {
-                epoll::unmanage(&mut b);
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {
                 own.flags.fetch_or(CLOSED | if late { ABORT } else { 0 }, SeqCst);
             }
             conn.lingering.store(false, Release);
             conn.holders.remove(me);
-            epoll::fd_closed(conn, true);
             shared
         };
         let fd = conn.local().fd.swap(-1, AcqRel);

@@ -241,6 +241,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
     }
     table::take(fd);
     let last = c.local().fds.fetch_sub(1, SeqCst) == 1;
+    epoll::fd_closed(c, last);
     if !last {
         // Other numbers remain.
         if c.local().fd.load(Relaxed) == fd {
@@ -254,13 +255,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         process::read_kernel_counts(c, fd);
     }
     let me = process::holder_id();
-    let shared = !c.holders.is_only(me);
-    // As long as somebody holds it the sets go on reporting it. Those of the kernel do so by themselves; when it comes home
-    // for the others it is theirs again.
-    if !shared || !c.is_ours() || how == How::Stale {
-        epoll::fd_closed(c, true);
-    }
-    if shared {
+    if !c.holders.is_only(me) {
         // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
         let mut keep = -1;
         if c.is_ours() && how != How::Stale {
@@ -274,7 +269,6 @@ fn forget(fd: c_int, how: How) -> Outcome {
         }
         if keep < 0 {
             c.holders.remove(me);
-            epoll::fd_closed(c, true);
         }
         c.local().fd.store(keep, SeqCst);
         let r = kernel();
@@ -393,7 +387,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         Phase::Managed => {}
         _ => return Outcome::Bypass,
     }
-    if c.is_over() {
+    if c.is_over() || c.peer_closed() && c.kernel_hangup() & libc::EPOLLHUP as u32 != 0 {
         // The kernel wakes all who wait for the socket all the same.
         c.kicks.fetch_add(1, SeqCst);
         drop(b);
@@ -432,6 +426,11 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             // In the middle of the change: the end follows the mark, or the replay.
             _ => {}
         }
+    }
+    if c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT) && c.unconfirmable.load(SeqCst) {
+        // The stream is the kernel's, which is to refuse what comes.
+        // SAFETY: as above.
+        let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
     }
     drop(b);
     // With both shut a sender that waits for room waits in vain.

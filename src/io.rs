@@ -498,7 +498,7 @@ fn recv_managed(
         }
         if may_wait && is_dry(conn, want) {
             if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
-                return Step::Return(Outcome::Fail(e));
+                return Step::Return(waited(b, e));
             }
         }
         match take(fd, conn, *b, flags) {
@@ -528,7 +528,7 @@ fn recv_managed(
             },
             Take::Empty if may_wait => {
                 if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
-                    return Step::Return(Outcome::Fail(e));
+                    return Step::Return(waited(b, e));
                 }
             }
             Take::Empty if !looked => {
@@ -542,6 +542,14 @@ fn recv_managed(
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
         }
+    }
+}
+
+/// How a receive ends that has waited in vain. One of no bytes waits once, as any, and has all that it wants then.
+fn waited(b: &Bufs, e: Errno) -> Outcome {
+    match e {
+        libc::EAGAIN if b.len() == 0 => Outcome::Done(0),
+        e => Outcome::Fail(e),
     }
 }
 
@@ -639,6 +647,13 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
     }
+    if conn.is_refused() && !tx.peer_is_home() && !conn.has_ended(END_TXDEAD) && !conn.peer_closed() && !b.is_nowhere()
+    {
+        // As in the kernel: this call is the last that succeeds.
+        drop(tx);
+        pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
+        return Put::Sent(b.len());
+    }
     if path == TxPath::Tcp && (conn.is_refused() || conn.phase() == Phase::Away) && conn.awaits_fin() {
         // Not before the peer's kernel refuses it, too.
         return Put::Full;
@@ -669,7 +684,6 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         return Put::Error(libc::EFAULT);
     }
     if conn.is_refused() {
-        // As in the kernel: this call is the last that succeeds.
         drop(tx);
         pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
         return Put::Sent(b.len());

@@ -1,7 +1,7 @@
 //! `poll(2)` and its kin over connections of ours and kernel fds together.
 
 use crate::bell;
-use crate::conn::{Conn, Phase, END_FAILED, END_RESET};
+use crate::conn::{Conn, Phase, END_EOF};
 use crate::epoll;
 use crate::io::end_peek;
 use crate::layout::BELLS;
@@ -131,6 +131,12 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
 }
 
+/// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
+/// goes on with them.
+fn is_told_here(c: &Conn) -> bool {
+    c.is_ours() || c.is_managed() && c.is_mapped() && c.has_ended(END_EOF)
+}
+
 struct Call<'a> {
     fds: &'a mut [pollfd],
     /// What the kernel is asked, and room for the bell and completion channels.
@@ -147,8 +153,7 @@ impl Call<'_> {
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = table::conn(p.fd).filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed));
-            // One that has failed is told of by whoever knows how.
-            let hidden = c.is_some_and(|c| c.is_ours() || c.is_mapped() && c.has_ended(END_FAILED | END_RESET));
+            let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
             self.conns[i] = c;
             // A negative fd is passed over; our own answer stands instead.
@@ -270,7 +275,7 @@ impl Call<'_> {
                     conns
                         .iter()
                         .zip(fds)
-                        .any(|(c, p)| c.is_some_and(|c| c.is_ours() && c.readiness(p.events as u16 as u32) != 0))
+                        .any(|(c, p)| c.is_some_and(|c| is_told_here(c) && c.readiness(p.events as u16 as u32) != 0))
                 },
                 || {
                     kernel_has = kernel(copy, 0, core::ptr::null(), None) != Ok(0);
@@ -307,7 +312,7 @@ impl Call<'_> {
         self.settle();
         let (conns, fds) = (&*self.conns, &*self.fds);
         // By number: a connection may get another record meanwhile.
-        let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(|c| c.is_ours()));
+        let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(is_told_here));
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
         let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
@@ -349,7 +354,7 @@ impl Call<'_> {
         }
         let far = bell.is_some() && self.hidden().any(|(_, c)| c.remote().is_some());
         let mut remotes = remote::before_sleep(if far { remote::Place::Poll } else { remote::Place::Elsewhere });
-        let still = self.hidden().all(|(_, c)| c.is_ours());
+        let still = self.hidden().all(|(_, c)| is_told_here(c));
         let mut places = [usize::MAX; remote::GUARDED + 1];
         let r = if !still || self.ours() > 0 {
             Ok(1)

@@ -118,7 +118,7 @@ pub fn look(c: &'static Conn) -> Look {
             return Look::Back;
         }
         if is_home(&mut b) {
-            if c.is_let_go() && b.sw().is_plain() {
+            if c.is_let_go() && b.sw().is_plain() && !c.has_ended(END_RESET) {
                 // What the kernel counts includes marks, frames and repeated bytes.
                 let fd = c.local().fd.load(Relaxed);
                 if let Some(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
@@ -128,7 +128,7 @@ pub fn look(c: &'static Conn) -> Look {
                 c.set_phase(Phase::Raw);
                 return Look::Back;
             }
-            if !b.sw().is_plain() {
+            if !b.sw().is_plain() && !c.has_ended(END_RESET) {
                 return Look::Home;
             }
         }
@@ -141,7 +141,8 @@ pub fn look(c: &'static Conn) -> Look {
             (b.rx.ring().kept, !b.tx.ring().back.is_empty())
         };
         let has_all = kept.is_empty() || kept.id() == 0 || kept.id() == c.local().kept.load(Relaxed);
-        if has_all && !given && c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire) {
+        let mapped = c.is_let_go() || c.local().mapped.load(Acquire) == c.upgrade_no.load(Acquire);
+        if has_all && !given && mapped {
             go_on(c, owner_dead);
             return Look::Back;
         }

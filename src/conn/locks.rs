@@ -33,6 +33,11 @@ impl<'a> Tx<'a> {
         // SAFETY: the switch changes only under both locks, and we hold one.
         unsafe { (*self.conn.sw.get()).tx() }
     }
+    /// Whether the peer's direction is on TCP, for good or again.
+    pub fn peer_is_home(&self) -> bool {
+        // SAFETY: as above.
+        matches!(unsafe { (*self.conn.sw.get()).rx() }, RxPath::Tcp | RxPath::Replay)
+    }
     /// Whether control bytes have to go first.
     pub fn pending(&self) -> bool {
         // SAFETY: as above.

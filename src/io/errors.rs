@@ -16,10 +16,12 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
     if conn.peer_closed() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
     }
+    // As in `put`.
+    let kernel = || conn.has_ended(END_TXDEAD) || conn.peer_closed() || conn.lock_tx().path() == TxPath::Tcp;
     let e = match conn.take_error() {
         0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
         // SAFETY: no bytes are read.
-        0 if conn.has_ended(END_TXDEAD) => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
+        0 if kernel() => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
         e => e,
     };
     match e {

@@ -77,7 +77,7 @@ pub(super) fn recv_raw(
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
                 if let Err(e) = peek_wait(fd, conn, any(b), *since) {
-                    return Step::Return(Outcome::Fail(e));
+                    return Step::Return(super::waited(b, e));
                 }
             }
             Err(e) => {
