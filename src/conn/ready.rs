@@ -120,9 +120,11 @@ impl Conn {
                 let cap_known = self.ring_limit();
                 let ring = tx.ring();
                 let nospace = self.nospace.load(Relaxed);
-                if !nospace {
-                    return ring.space(1).unwrap_or(1) > 0 || ring.can_grow(cap_known);
+                if !nospace && (ring.space(1).unwrap_or(1) > 0 || ring.can_grow(cap_known)) {
+                    return true;
                 }
+                // As the kernel's `tcp_poll`: whoever waits now is to be told, though no send has failed.
+                self.nospace.store(true, Relaxed);
                 if ring.refresh().is_err() {
                     return true;
                 }

@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("select-timeout", select_timeout),
     ("epoll-level", level),
     ("epoll-level-out", |cx| out_after_drain(cx, 0)),
+    ("epoll-level-out-of-full-buffer", out_of_full_buffer),
     ("epoll-edge-out", |cx| out_after_drain(cx, EPOLLET)),
     ("epoll-edge-first", edge_first),
     ("epoll-edge-no-second", edge_no_second),
@@ -263,6 +264,33 @@ fn out_after_drain(cx: &mut Cx, et: i32) -> Res {
         if et == 0 {
             same!(events(ep, 1000)?, EPOLLOUT, "events when the peer has read");
         }
+    }
+    Ok(())
+}
+
+/// The last send took all the room that there was, to the byte: none has failed.
+fn out_of_full_buffer(cx: &mut Cx) -> Res {
+    let size: libc::c_int = 4096;
+    // SAFETY: the option is readable for its length.
+    let r = unsafe { libc::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw const size).cast(), 4) };
+    same!(r, 0, "SO_SNDBUF");
+    let ep = set(cx, EPOLLIN | EPOLLOUT)?;
+    for each in [4096, 1, 100] {
+        let room = cx.fill(each)?;
+        same!(cx.tell(Op::Recv, room as u64, 0, 0)?, room as u64, "bytes that arrived");
+        same!(events(ep, 3000)?, EPOLLOUT, "events when the peer has read");
+        let b = cx.out(room);
+        let sent = sys::send(cx.fd, &b, libc::MSG_DONTWAIT)?;
+        cx.tx -= (room - sent) as u64;
+        events(ep, 20)?;
+        cx.post(Op::Sleep, 20_000, 0, 0)?;
+        cx.post(Op::Recv, sent as u64, 0, 0)?;
+        let mut got = events(ep, 3000)?;
+        if got == 0 {
+            got = events(ep, 0)?;
+        }
+        same!(got, EPOLLOUT, "events while the peer reads");
+        cx.wait()?;
     }
     Ok(())
 }
