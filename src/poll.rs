@@ -284,7 +284,9 @@ impl Call<'_> {
             );
             if hit {
                 if self.ours() > 0 || kernel_has || left() == 0 {
-                    let _ = self.look_kernel();
+                    if let Err(e) = self.look_kernel() {
+                        return Outcome::Fail(e);
+                    }
                     let n = self.theirs();
                     let n = n + self.ours();
                     if n > 0 || left() == 0 {
