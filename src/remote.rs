@@ -27,10 +27,12 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+mod flight;
 mod guard;
 mod poll;
 mod post;
 
+use flight::Flight;
 pub use guard::{
     before_sleep, hear, hear_in, interrupted, leave_set, link_is, renew_call_set, rouse, Asleep, Looks, Place, BELL,
     CHANNEL, CHANNELS as GUARDED,
@@ -46,13 +48,6 @@ const WRITES: usize = 512;
 const RESERVE: u64 = 16;
 /// So many receives are used up before the peer is told.
 const TELL_AFTER: u64 = 64;
-/// Writes of one connection's bytes that may be under way; what is sent meanwhile goes with the next.
-const IN_FLIGHT: u16 = 4;
-/// While so many are, less than a [`Gather`]'s worth waits for one of them to be done; while fewer are, if the last
-/// gives a completion.
-const GATHER_FROM: u16 = 2;
-/// A write of so many bytes always gives a completion.
-const LARGE: u64 = 32 << 10;
 /// The longest single write: the receiver hears of its bytes when all have come.
 const PIECE: u64 = 256 << 10;
 /// Memory is registered in pieces of this size.
@@ -196,10 +191,8 @@ struct Copied {
     /// What was said last.
     consumed: u64,
     goal: u64,
-    /// Writes of its bytes under way, whether the last of them gives a completion, and the number of the last write
-    /// that concerns it.
-    in_flight: u16,
-    signaled: bool,
+    /// Writes of its bytes under way, and the number of the last write that concerns it.
+    flight: Flight,
     last: u64,
 }
 

@@ -139,7 +139,7 @@ impl Remote {
             while p.done < done {
                 let whose = p.whose[p.done as usize % WRITES];
                 if let Some(c) = p.copied.get_mut(usize::from(whose)) {
-                    c.in_flight = c.in_flight.saturating_sub(1);
+                    c.flight.done();
                 }
                 p.done += 1;
             }
@@ -178,12 +178,7 @@ impl Remote {
             let mut c = p.copied[slot as usize];
             if c.posted < produced {
                 let few = produced - c.posted < self.gather.bytes;
-                let most = match (few, c.signaled) {
-                    (false, _) => IN_FLIGHT,
-                    (true, false) => GATHER_FROM,
-                    (true, true) => 1,
-                };
-                if !self.has_room(p, b, RESERVE) || c.in_flight >= most {
+                if !self.has_room(p, b, RESERVE) || !c.flight.takes(few) {
                     return false;
                 }
                 let next = &own.geo[c.geos as usize % GEOS];
@@ -207,12 +202,10 @@ impl Remote {
                 let consumed = own.consumed.load(Relaxed);
                 let imm = imm::DATA << 30 | slot << 18 | (consumed / imm::UNIT % imm::UNITS) as u32;
                 c.posted += len;
-                c.in_flight += 1;
                 // Rounded down, so a little of it may be said again.
                 c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
                 self.said(slot, c.consumed);
-                // The one that stops the next gives a completion.
-                c.signaled = c.in_flight.is_multiple_of(GATHER_FROM) || len >= LARGE;
+                let signal = c.flight.post(len);
                 p.copied[slot as usize] = c;
                 self.posted_to[slot as usize % SLOTS].store(c.posted, Relaxed);
                 let Some((lkey, rkey)) = self.keys(chunk) else {
@@ -229,7 +222,7 @@ impl Remote {
                     imm,
                     ..Write::default()
                 };
-                let number = self.add(p, b, w, slot as u16, c.signaled);
+                let number = self.add(p, b, w, slot as u16, signal);
                 p.copied[slot as usize].last = number;
                 self.satisfied(slot, c.consumed);
                 continue;
@@ -391,7 +384,7 @@ impl Remote {
         let g = self.post_lock.lock();
         // SAFETY: guarded by `post_lock`.
         let c = unsafe { &mut (&mut *self.post.get()).copied[slot as usize % SLOTS] };
-        *c = Copied { in_flight: c.in_flight, signaled: c.signaled, ..Copied::default() };
+        *c = Copied { flight: c.flight, ..Copied::default() };
         self.tell_at[slot as usize % SLOTS].store(0, SeqCst);
         self.posted_to[slot as usize % SLOTS].store(0, SeqCst);
         self.partners[slot as usize % SLOTS].store(0, SeqCst);
