@@ -163,7 +163,7 @@ pub struct Conn {
     pub in_vain: AtomicU32,
     /// How many more receives are taken to have to wait, because one had to. (A lost count does no harm.)
     pub slow: AtomicU32,
-    /// How many more of the program's bytes were sent by TCP than the report has; see [`Conn::tcp_counts`].
+    /// How many more of the program's bytes were sent by TCP than the report has; see [`Conn::tx_tcp`].
     tx_more: AtomicU64,
     /// The same for bytes received.
     rx_more: AtomicU64,

@@ -466,6 +466,11 @@ pub fn cancelling() {
     CANCELS.store(true, SeqCst);
 }
 
+/// Whether any thread was ever cancelled: a thread that does not come back may have left by a handler's jump otherwise.
+pub fn any_cancelled() -> bool {
+    CANCELS.load(Relaxed)
+}
+
 /// A cancellation point: the thread ends here if it has been cancelled. Nothing may be left to drop.
 #[inline(always)]
 pub fn point() {

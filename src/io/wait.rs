@@ -63,7 +63,10 @@ pub(super) fn wait(
         let mut if_left = || {
             asleep.end();
             woken(conn, bits, count);
-            lose_arrived(fd, lose);
+            // A handler that jumps out may take its time, in which the kernel's call, already over, would take nothing.
+            if signals::any_cancelled() {
+                lose_arrived(fd, lose);
+            }
         };
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };
