@@ -16,6 +16,8 @@
 //!   in the middle of its mark has then lost nothing, and [`Switch::end`] may say so.
 //! * The receiver's permission goes with the mark: who has seen the peer's mark
 //!   calls [`Switch::allow_mark`] before the next [`Switch::step`].
+//! * It starts the mark itself, also for a return, which goes on only behind it: [`Switch::step`] never does, because the
+//!   receiver has to be told where the mark begins before its first byte can come.
 //! * It refuses a [`Switch::replay`] from before what the peer has given back.
 //! * It closes the TCP stream only with `TxPath::Tcp`, nothing pending, and not while
 //!   armed with a nonce that the peer may yet use: an end that may mark marks first
@@ -373,9 +375,6 @@ impl Switch {
         let mut changed = false;
         if !self.leaving() {
             return Ok(false);
-        }
-        if self.can_mark() {
-            changed |= self.start_mark();
         }
         let armed = matches!(self.rx, RxPath::Armed | RxPath::Draining);
         if self.tx == TxPath::Ring && armed && !self.leave_sent {

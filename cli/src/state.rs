@@ -323,10 +323,10 @@ mod tests {
         let me = std::process::id();
         // Another process's state, as a forked child has it, is not ours.
         let parents = memfd(VERSION, me + 1);
-        assert!(matches!(of(me), Err(Missing::NoState)));
+        // Other tests of this process have memfds as well, some that cannot be understood: only ours passes.
+        assert!(matches!(of(me), Err(Missing::NoState | Missing::Foreign(_))));
         drop(parents);
         let _mine = memfd(VERSION, me);
-        // Other tests of this process have memfds as well: only ours passes.
         assert_eq!(of(me).unwrap().pid, me);
         assert_eq!(of(u32::MAX), Err(Missing::Gone));
         assert!(pids().contains(&me));

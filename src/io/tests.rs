@@ -233,6 +233,38 @@ fn what_cannot_return_is_reset() {
     conn.set_phase(Phase::Closed);
 }
 
+/// Where a mark begins is said before its first byte can come, also where the peer's wish to leave is what has it begin:
+/// it had waited until a program that found no room has some.
+#[test]
+fn no_mark_begins_without_being_announced() {
+    let (slot, own) = (Slot::default(), Slot::default());
+    let (conn, ours, mut theirs) = armed(&slot);
+    conn.attach(None, 0, &own);
+    conn.attach_peer(0, &slot);
+    know(ours.as_raw_fd(), conn);
+    ours.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    while let Ok(n) = (&ours).write(&[0; 65536]) {
+        sent += n;
+    }
+    conn.count_tx_tcp(sent);
+    conn.fulls.store(1, SeqCst);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    let mark = wire::mark(&NONCE);
+    theirs.write_all(&mark).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::run(&mut conn.lock_both());
+    assert_eq!(conn.lock_both().sw().rx(), RxPath::Ring);
+    assert_eq!((conn.lock_both().sw().tx(), own.flags.load(SeqCst) & MARK_BEGUN), (TxPath::Tcp, 0));
+    theirs.write_all(&wire::Frame::Leave.encode()).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::run(&mut conn.lock_both());
+    assert_eq!(conn.lock_both().sw().tx(), TxPath::Ring, "a return needs the mark");
+    assert_eq!((own.flags.load(SeqCst) & MARK_BEGUN, own.mark_at.load(SeqCst)), (MARK_BEGUN, sent as u64));
+    table::take(ours.as_raw_fd());
+    conn.set_phase(Phase::Closed);
+}
+
 /// Between a look at the ring and the sleep a connection may become the kernel's, which wakes nobody who sleeps here.
 #[test]
 fn nobody_sleeps_for_a_ring_that_was_left() {

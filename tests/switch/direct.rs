@@ -81,10 +81,13 @@ fn leave_on_tcp_is_nothing() {
 
 #[test]
 fn order_of_a_return() {
-    // Armed, with our direction on the ring: all that can be said is `Leave`.
+    // Armed: nothing can be said before the mark, which the owner begins. With our direction on the ring all that can be
+    // said is `Leave`.
     let mut sw = armed();
     sw.allow_mark(PEERS);
     sw.leave();
+    assert_eq!(sw.step(0, 0, 0), Ok(false));
+    assert!(sw.pending().is_empty() && sw.start_mark());
     assert_eq!(sw.step(0, 0, 0), Ok(true));
     let expect = [&mark(&PEERS)[..], &Frame::Leave.encode()].concat();
     assert_eq!(sw.pending(), expect);

@@ -372,8 +372,13 @@ impl World {
 
     fn mark(&mut self, e: usize) -> Check {
         ensure!(!self.ends[e].kernel_fin || !self.ends[e].sw.can_mark(), "could mark after FIN");
-        self.ends[e].sw.start_mark();
+        self.start_mark(e);
         self.step(e)
+    }
+
+    /// Rule: `begun` is visible before the first byte of the mark is written, so only the owner begins one.
+    fn start_mark(&mut self, e: usize) {
+        self.rings[e].begun |= self.ends[e].sw.start_mark();
     }
 
     pub fn leave(&mut self, e: usize) -> Check {
@@ -632,6 +637,9 @@ impl World {
     pub fn step(&mut self, e: usize) -> Check {
         let (consumed, produced) = (self.rings[1 - e].consumed, self.rings[e].produced);
         let kept = self.ends[e].kept.len() as u64;
+        if self.ends[e].sw.leaving() {
+            self.start_mark(e);
+        }
         let before = self.ends[e].sw.clone();
         match self.ends[e].sw.step(consumed, produced, kept) {
             Ok(changed) => ensure!(changed || before == self.ends[e].sw, "step changed without saying so"),
@@ -642,10 +650,7 @@ impl World {
             }
         }
         let end = &self.ends[e];
-        // Rule: `begun` is visible before the first byte of the mark is written.
-        if end.sw.tx() == TxPath::Ring {
-            self.rings[e].begun = true;
-        }
+        ensure!(end.sw.tx() != TxPath::Ring || self.rings[e].begun, "end {e}: a mark that nobody was told of");
         // Rule: the peer may not ask for bytes that it has already given back.
         let replay = end.sw.replay();
         if !replay.is_empty() && replay.start < self.rings[e].credit {
