@@ -160,6 +160,8 @@ pub struct Set {
     /// Somebody polls the set's own fd, so its readiness must show in the kernel: its bell's eventfd is
     /// readable exactly while an item may be ready.
     exposed: AtomicBool,
+    /// Others look at its fd, and there was no bell to tell them: no connection in it is to leave the kernel.
+    unexposed: AtomicBool,
     /// There are such sets in this one.
     nests: AtomicBool,
     lock: Lock,
@@ -233,6 +235,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             listed: AtomicU32::new(0),
             moving: AtomicU32::new(0),
             exposed: AtomicBool::new(false),
+            unexposed: AtomicBool::new(false),
             nests: AtomicBool::new(false),
             lock: Lock::new(),
             bell_lock: Lock::new(),
@@ -319,6 +322,7 @@ fn closed(s: &'static Set) {
     s.muted.store(0, Relaxed);
     let exposed = s.exposed.swap(false, Relaxed);
     s.nests.store(false, Relaxed);
+    s.unexposed.store(false, Relaxed);
     s.belled.store(false, Relaxed);
     s.forked.store(false, Relaxed);
     let b = s.bell.swap(0, Relaxed);
@@ -373,6 +377,9 @@ impl Set {
         let b = self.bell.load(Acquire);
         if b != 0 {
             return Some(b);
+        }
+        if self.unexposed.load(Relaxed) {
+            return None;
         }
         let b = bell::alloc()?;
         // Whoever gets the bell's event from the kernel must know what it is, and it may come at once.

@@ -12,6 +12,7 @@ pub mod epoll;
 pub mod fdhigh;
 pub mod fds;
 pub mod foreign;
+pub mod heap;
 pub mod holders;
 pub mod io;
 pub mod kept;

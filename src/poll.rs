@@ -332,7 +332,7 @@ impl Call<'_> {
 
     /// Sleeps in the kernel. False: the time is over.
     fn sleep(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<bool, i32> {
-        let bell = bell::alloc();
+        let bell = bell::borrow();
         if let Some(k) = bell {
             let waiter = &WAITERS[k as usize];
             waiter.rung.store(false, SeqCst);

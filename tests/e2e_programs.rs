@@ -142,6 +142,101 @@ X
     );
 }
 
+/// A program of one thread that brings a `malloc` of its own: no other thread of its process may call that (but while the
+/// program itself waits for that thread to begin), and what is hooked may be called by a handler that came within it.
+#[test]
+fn a_malloc_that_knows_no_threads() {
+    same(
+        "gcc",
+        r#"
+        set -euo pipefail
+        cat >own.c <<X
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static char heap[64 << 20];
+static size_t used;
+static volatile int within, armed, strict;
+static int fds[2], sets[64], nsets, handled;
+static void die(const char *why) { if (write(2, why, strlen(why))) {} _exit(3); }
+static void *get(size_t n, size_t align) {
+    if (strict && syscall(SYS_gettid) != getpid()) die("another thread calls malloc\n");
+    if (strict && within) die("malloc within malloc\n");
+    if (align < 16) align = 16;
+    within = 1;
+    size_t at = (used + 16 + align - 1) / align * align;
+    if (armed) { armed = 0; raise(SIGUSR1); }
+    if (at + n > sizeof heap) die("the heap is full\n");
+    used = at + n;
+    *(size_t *)(heap + at - 16) = n;
+    within = 0;
+    return heap + at; }
+void *malloc(size_t n) { return get(n, 16); }
+void *calloc(size_t a, size_t b) { return get(a * b, 16); }
+void *memalign(size_t align, size_t n) { return get(n, align); }
+void *aligned_alloc(size_t align, size_t n) { return get(n, align); }
+int posix_memalign(void **to, size_t align, size_t n) { *to = get(n, align); return 0; }
+void *realloc(void *old, size_t n) {
+    void *to = get(n, 16);
+    if (old) { size_t had = ((size_t *)old)[-2]; memcpy(to, old, had < n ? had : n); }
+    return to; }
+void free(void *p) { if (strict && p && syscall(SYS_gettid) != getpid()) die("another thread calls free\n"); }
+static void pass(const char *text, size_t n) {
+    char got[256];
+    if (write(fds[0], text, n) != (ssize_t)n) die("write\n");
+    for (size_t have = 0; have < n;) {
+        ssize_t r = read(fds[1], got + have, n - have);
+        if (r <= 0) die("read\n");
+        have += r; }
+    if (memcmp(got, text, n)) die("other bytes\n"); }
+static void handler(int s) {
+    struct pollfd p[200];
+    for (int i = 0; i < 200; i++) p[i] = (struct pollfd){fds[i % 2], POLLIN | POLLOUT, 0};
+    int n = poll(p, 200, 0);
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT};
+    int c = epoll_ctl(sets[nsets], EPOLL_CTL_ADD, fds[0], &ev), w = epoll_wait(sets[nsets], &ev, 1, 0);
+    fd_set set; FD_ZERO(&set); FD_SET(fds[1], &set);
+    struct timeval now = {0};
+    int e = select(fds[1] + 1, &set, 0, 0, &now);
+    pass("from a handler", 14);
+    if (n != 200 || c || w != 1 || ev.events != EPOLLOUT || e) die("the handler sees something else\n");
+    nsets++; handled++; }
+int main(void) {
+    struct sockaddr_in a = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof a;
+    int l = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(l, (void *)&a, len) || listen(l, 1) || getsockname(l, (void *)&a, &len)) die("listen\n");
+    fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fds[0], (void *)&a, len)) die("connect\n");
+    fds[1] = accept(l, 0, 0);
+    for (int i = 0; i < 64; i++) sets[i] = epoll_create1(0);
+    signal(SIGUSR1, handler);
+    char text[200];
+    for (int i = 0; i < 4000; i++) {
+        memset(text, i, sizeof text);
+        pass(text, 1 + i % sizeof text);
+        if (i % 50 == 0) usleep(1000);
+        if (i == 200) strict = 1;
+        if (i >= 400 && i % 50 == 0 && nsets < 64) { armed = 1; free(malloc(1 + i)); } }
+    printf("%d times in a handler\n", handled);
+    return 0; }
+X
+        gcc -w -fno-builtin -o own own.c
+        RINGSOCK_REPORT=$PWD/report.%p ./own
+        [ -z "${LD_PRELOAD:-}" ] || grep -q '"upgraded":2' report.*
+        "#,
+    );
+}
+
 /// Pointers for which the kernel says `EFAULT`, in a program that has no TCP socket.
 #[test]
 fn bad_pointers() {

@@ -75,3 +75,12 @@ fn nothing_but_libc_is_needed() {
         .collect();
     assert!(needed.is_empty(), "needs {needed:?}");
 }
+
+/// What runs inside a program never calls the program's `malloc`; see `src/heap.rs`. (`free` is named by std's `realpath`.)
+#[test]
+fn the_programs_allocator_is_not_called() {
+    let missing = symbols(&["-D", "--undefined-only"]);
+    let of_malloc = ["malloc", "calloc", "realloc", "reallocarray", "memalign", "posix_memalign", "aligned_alloc"];
+    let called: Vec<_> = of_malloc.iter().filter(|name| missing.contains(**name)).collect();
+    assert!(called.is_empty(), "{called:?}");
+}

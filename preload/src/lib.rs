@@ -18,6 +18,9 @@ mod signals;
 mod stdio;
 mod wait;
 
+#[global_allocator]
+static HEAP: ringsock_core::heap::Heap = ringsock_core::heap::Heap;
+
 /// Runs when the library is loaded. Constructors of other libraries have run
 /// before it and may have called hooks; they found the real functions by
 /// themselves, and the core not yet initialised.

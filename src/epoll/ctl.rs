@@ -46,8 +46,15 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
     let Some(set) = make_set(epfd) else { return Outcome::Bypass };
     // SAFETY: the caller's promise.
     let want = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
-    match set.change(op, fd, conn, want) {
-        Ok(()) => {
+    let mut done = set.change(op, fd, conn, want);
+    if done == Ok(false) {
+        crate::process::give_up(conn, crate::stats::Why::Resources);
+        done = set.change(op, fd, conn, want);
+    }
+    match done {
+        // It could not return, and is reset.
+        Ok(false) => Outcome::Fail(libc::ENOSPC),
+        Ok(true) => {
             if op != libc::EPOLL_CTL_DEL {
                 conn.evidence.store(true, Relaxed);
                 conn.in_sight();
@@ -95,14 +102,15 @@ impl Set {
         }
     }
 
-    /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`.
+    /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`. False: the set would need a bell, and
+    /// gets none.
     fn change(
         &'static self,
         op: c_int,
         fd: c_int,
         conn: &'static Conn,
         want: Option<epoll_event>,
-    ) -> Result<(), Errno> {
+    ) -> Result<bool, Errno> {
         let epfd = self.epfd.load(Relaxed);
         let key = Key::new(fd, conn);
         let local = conn.local();
@@ -124,7 +132,9 @@ impl Set {
             }
             (libc::EPOLL_CTL_ADD, _) if managed => {
                 check_exclusive(ev.events)?;
-                self.need_bell().ok_or(libc::ENOSPC)?;
+                if self.need_bell().is_none() {
+                    return Ok(false);
+                }
                 self.one_more();
             }
             (libc::EPOLL_CTL_MOD, Some((true, was))) => {
@@ -135,7 +145,9 @@ impl Set {
             (libc::EPOLL_CTL_MOD, None) if managed => {
                 // Added before it was a connection: that the kernel knows it proves that it is here.
                 kernel_ctl(epfd, op, fd, &ev)?;
-                self.need_bell().ok_or(libc::ENOSPC)?;
+                if self.need_bell().is_none() {
+                    return Ok(false);
+                }
                 let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
                 self.one_more();
             }
@@ -148,7 +160,7 @@ impl Set {
                 let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
                 local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
-                return Ok(());
+                return Ok(true);
             }
             _ => return Err(libc::EINVAL),
         }
@@ -169,7 +181,7 @@ impl Set {
         if managed {
             self.push_ready(fd, conn);
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -73,7 +73,9 @@ impl Set {
     pub(super) fn expose(&self) {
         let new = {
             let _g = self.lock.lock();
+            self.unexposed.store(false, Relaxed);
             let b = self.need_bell();
+            self.unexposed.store(b.is_none(), Relaxed);
             match b {
                 Some(b) if !self.exposed.swap(true, SeqCst) => {
                     // Nobody sleeps in `wait`, but somebody may at the set's fd: peers must ring.

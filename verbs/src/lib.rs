@@ -13,6 +13,9 @@ use ffi::Lib;
 use libc::{c_char, c_int};
 use ringsock_core::provider::{self, Api};
 
+#[global_allocator]
+static HEAP: ringsock_core::heap::Heap = ringsock_core::heap::Heap;
+
 static TABLE: Api = Api {
     version: provider::VERSION,
     start: context::start,

@@ -38,6 +38,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-err", err),
     ("epoll-exclusive", exclusive),
     ("epoll-two-sets", two_sets),
+    ("epoll-a-hundred-sets", hundred_sets),
     ("epoll-nested", nested),
     ("epoll-in-poll", in_poll),
     ("epoll-many-kinds", many_kinds),
@@ -515,6 +516,37 @@ fn two_sets(cx: &mut Cx) -> Res {
     same!(events(a, 20)?, 0, "the first set after EPOLL_CTL_DEL");
     cx.wait()?;
     cx.recv(10)
+}
+
+/// More sets than the library has bells, the last of which are seen by another one only.
+fn hundred_sets(cx: &mut Cx) -> Res {
+    let outer = sys::epoll_create()?;
+    let sets: Vec<RawFd> = (0..100).map(|_| sys::epoll_create()).collect::<Result<_, _>>()?;
+    for (i, &ep) in sets.iter().enumerate() {
+        let edge = if i % 2 == 0 { EPOLLET } else { 0 };
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, (EPOLLIN | edge) as u32, 7)?;
+        if i % 10 == 9 {
+            sys::epoll_ctl(outer, EPOLL_CTL_ADD, ep, EPOLLIN as u32, ep as u64)?;
+        }
+        same!(events(ep, 0)?, 0, "events of set {i} at first");
+    }
+    for round in 0..3 {
+        same!(sys::epoll_wait(outer, 20, 0)?.len(), 0, "sets with events in round {round}, before anything came");
+        cx.later(10, 100)?;
+        ensure!(!sys::epoll_wait(outer, 20, 2000)?.is_empty(), "no set with an event in round {round}");
+        cx.arrive(100)?;
+        same!(sys::epoll_wait(outer, 20, 0)?.len(), 10, "sets with events in round {round}");
+        for (i, &ep) in sets.iter().enumerate() {
+            same!(events(ep, 2000)?, EPOLLIN, "events of set {i} in round {round}");
+        }
+        cx.recv(100)?;
+        for (i, &ep) in sets.iter().enumerate() {
+            same!(events(ep, 0)?, 0, "events of set {i} after round {round}");
+        }
+        cx.wait()?;
+    }
+    sets.iter().chain([&outer]).try_for_each(|ep| sys::close(*ep))?;
+    cx.warm(10, 0)
 }
 
 fn nested(cx: &mut Cx) -> Res {
