@@ -430,6 +430,7 @@ impl Bg {
             // SAFETY: `evs` has room for its length.
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
             bell::sleep_end(0);
+            chaos::stumble();
             link::drain_hints(0);
             let mut rang = false;
             for ev in &evs[..n.unwrap_or(0)] {
@@ -532,7 +533,9 @@ impl Bg {
             }
             return;
         }
+        chaos::stumble();
         pump::drive(conn);
+        chaos::stumble();
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }

@@ -80,6 +80,29 @@ pub fn hurries() -> bool {
     next().is_multiple_of(8)
 }
 
+/// In a place where other threads or processes may come in between: now and then lets them.
+#[inline]
+pub fn stumble() {
+    if is_on() {
+        fall();
+    }
+}
+
+#[cold]
+fn fall() {
+    let r = next();
+    let _ = match r % 64 {
+        // SAFETY: no preconditions.
+        0..4 => unsafe { sys!(libc::SYS_sched_yield) },
+        4 => {
+            let ts = timespec_of((r >> 32) as i64 % (1_000 * US));
+            // SAFETY: `ts` is readable.
+            unsafe { sys!(libc::SYS_nanosleep, &ts, 0) }
+        }
+        _ => return,
+    };
+}
+
 /// In a call that has just asked for an upgrade: half of the time lets that come to its end, so that short
 /// connections move as well; the peer's call may be in the same place.
 #[cold]

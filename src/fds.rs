@@ -235,6 +235,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
             return if and_close { Outcome::Bypass } else { Outcome::Done(0) };
         }
     };
+    chaos::stumble();
     let mut b = c.lock_both();
     if !table::is(fd, c) {
         return Outcome::Bypass;
@@ -418,7 +419,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             TxPath::Tcp
                 if !b.tx.pending()
                     && !c.has_ended(END_RDSHUT)
-                    && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) =>
+                    && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay | RxPath::Returning) =>
             {
                 // SAFETY: as above.
                 let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
@@ -433,6 +434,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
     }
     drop(b);
+    chaos::stumble();
     // With both shut a sender that waits for room waits in vain.
     let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
     let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };

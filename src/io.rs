@@ -474,6 +474,7 @@ fn recv_managed(
     let timeout = conn.rcvtimeo.load(Relaxed);
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
+    let mut then = *since;
     if let Some(m) = msg {
         m.msg_namelen = 0;
         m.msg_controllen = 0;
@@ -489,7 +490,10 @@ fn recv_managed(
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
         if together && b.skip == 0 && conn.is_managed() && !conn.takeable(want) {
             match wait(fd, conn, Some(want), deadline, (false, lose(b)), *since) {
-                Ok(()) => continue,
+                Ok(()) => {
+                    then = Since::now();
+                    continue;
+                }
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
                     _ => return Step::Return(Outcome::Fail(e)),
@@ -500,6 +504,7 @@ fn recv_managed(
             if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
                 return Step::Return(waited(b, e));
             }
+            then = Since::now();
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
@@ -514,7 +519,7 @@ fn recv_managed(
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 if b.skip == 0 {
-                    since.begun();
+                    since.begun(then);
                 }
                 b.skip += n;
             }
@@ -530,6 +535,7 @@ fn recv_managed(
                 if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
                     return Step::Return(waited(b, e));
                 }
+                then = Since::now();
             }
             Take::Empty if !looked => {
                 looked = true;
@@ -741,6 +747,7 @@ fn send_managed(
     if b.len() == 0 {
         return Step::Return(send_nothing(fd, conn, flags));
     }
+    let mut then = *since;
     loop {
         match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
@@ -753,7 +760,7 @@ fn send_managed(
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 if b.skip == 0 {
-                    since.begun();
+                    since.begun(then);
                 }
                 b.skip += n;
             }
@@ -773,6 +780,7 @@ fn send_managed(
                 if let Err(e) = wait(fd, conn, None, deadline, (b.skip > 0, 0), *since) {
                     return Step::Return(Outcome::Fail(e));
                 }
+                then = Since::now();
             }
         }
     }

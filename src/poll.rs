@@ -1,6 +1,7 @@
 //! `poll(2)` and its kin over connections of ours and kernel fds together.
 
 use crate::bell;
+use crate::chaos;
 use crate::conn::{Conn, Phase, END_EOF};
 use crate::epoll;
 use crate::io::end_peek;
@@ -181,6 +182,13 @@ impl Call<'_> {
         n
     }
 
+    /// Whether one that is not hidden has become managed, or has got another record.
+    fn has_new(&self) -> bool {
+        let same = |p: &pollfd, c: &Conn| table::is(p.fd, c) && !is_told_here(c);
+        let all = self.conns.iter().zip(self.fds.iter()).zip(self.copy.iter());
+        all.filter_map(|((c, p), k)| c.filter(|_| k.fd >= 0).map(|c| (p, c))).any(|(p, c)| !same(p, c))
+    }
+
     /// What the kernel is asked by who does not sleep.
     fn asked(&mut self) -> &mut [pollfd] {
         &mut self.copy[..self.fds.len()]
@@ -245,7 +253,7 @@ impl Call<'_> {
         // The kernel has ended a sleep: what it has must be looked at here, because a thread may not spin.
         let mut woken = false;
         loop {
-            if !self.look() {
+            if !self.look() && (timeout_ns == 0 || !self.awaits_ends()) {
                 match self.kernel_only(left(), mask) {
                     Ok(Some(n)) => return done(n),
                     Ok(None) => continue,
@@ -303,6 +311,13 @@ impl Call<'_> {
         }
     }
 
+    /// Whether the end is all that is waited for of some connection. One that comes by a ring the kernel does not know of,
+    /// and no mark wakes who does not wait for bytes.
+    fn awaits_ends(&self) -> bool {
+        let alone = |p: &pollfd| p.events & IN == 0 && (p.events & OUT == 0 || p.events & libc::POLLRDHUP != 0);
+        self.conns.iter().zip(self.fds.iter()).any(|(c, p)| c.is_some() && alone(p))
+    }
+
     /// Nothing is managed (yet): the kernel's own call. `None`: look again, something has become managed.
     fn kernel_only(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<Option<usize>, i32> {
         let reading = |c: &Option<&'static Conn>, p: &pollfd| c.filter(|_| p.events & IN != 0);
@@ -312,6 +327,7 @@ impl Call<'_> {
             }
         }
         self.settle();
+        chaos::stumble();
         let (conns, fds) = (&*self.conns, &*self.fds);
         // By number: a connection may get another record meanwhile.
         let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(is_told_here));
@@ -336,7 +352,9 @@ impl Call<'_> {
         if let Some(k) = bell {
             let waiter = &WAITERS[k as usize];
             waiter.rung.store(false, SeqCst);
-            for (_, c) in self.hidden() {
+            // Those too that are the kernel's as yet: when they are not any more, the kernel says nothing of them, and
+            // the mark may be gone before this thread, woken by it, has looked.
+            for c in self.conns.iter().flatten() {
                 let l = c.local();
                 let _g = l.lock.lock();
                 // SAFETY: guarded by `local.lock`.
@@ -347,6 +365,7 @@ impl Call<'_> {
         if let Some(k) = bell {
             bell::sleep_begin(k);
         }
+        chaos::stumble();
         for (i, c) in self.hidden() {
             let mut bits = WANT_RX;
             if self.fds[i].events & OUT != 0 {
@@ -356,7 +375,8 @@ impl Call<'_> {
         }
         let far = bell.is_some() && self.hidden().any(|(_, c)| c.remote().is_some());
         let mut remotes = remote::before_sleep(if far { remote::Place::Poll } else { remote::Place::Elsewhere });
-        let still = self.hidden().all(|(_, c)| is_told_here(c));
+        chaos::stumble();
+        let still = self.hidden().all(|(_, c)| is_told_here(c)) && !self.has_new();
         let mut places = [usize::MAX; remote::GUARDED + 1];
         let r = if !still || self.ours() > 0 {
             Ok(1)

@@ -1,6 +1,7 @@
 //! Drives a connection's path switch: writes what is pending, repeats ring
 //! bytes on TCP, reads the control stream, looks for the mark.
 
+use crate::chaos::stumble;
 use crate::conn::*;
 use crate::io::{drain, front, Front};
 use crate::layout::*;
@@ -34,7 +35,11 @@ fn advance(b: &mut Both) -> bool {
     for _ in 0..256 {
         let was = b.sw().tx();
         let coming_home = was != TxPath::Tcp || !b.sw().pending().is_empty();
-        let moved = start_mark(b) | flush(b, fd) | give(b, fd) | replay(b, fd) | receive(b, fd);
+        let mut moved = false;
+        for part in [|b: &mut Both, _: i32| start_mark(b), flush, give, replay, receive] {
+            stumble();
+            moved |= part(b, fd);
+        }
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let kept = b.rx.ring().kept.len() as u64;
         // What has ended cannot return.

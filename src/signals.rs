@@ -251,9 +251,10 @@ impl Since {
         me(|t| Since { handled: t.handled.load(Relaxed), hard: t.hard.load(Relaxed) })
     }
 
-    /// The first bytes are transferred. Handlers that ran before and let the call go on did so with a call that had not begun.
-    pub fn begun(&mut self) {
-        self.handled = Since::now().handled;
+    /// The first bytes are transferred, by who had looked last when it was `then`. Handlers that ran before and let the call
+    /// go on did so with a call that had not begun. (One that came while the bytes were taken had to wait for that.)
+    pub fn begun(&mut self, then: Since) {
+        self.handled = then.handled;
     }
 
     /// Whether a handler has run meanwhile that ends a call: one without `SA_RESTART`, or, with `any`, any.

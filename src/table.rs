@@ -30,6 +30,13 @@ pub fn init() {
     }
 }
 
+/// The same for tests, which share it.
+#[cfg(test)]
+pub fn for_tests() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(init);
+}
+
 #[inline(always)]
 fn cell(fd: c_int) -> Option<&'static AtomicUsize> {
     let t = TABLE.load(Relaxed);

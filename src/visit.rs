@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns, timespec_of};
 use crate::sys::{self, sys};
-use crate::{bell, bg, fdhigh, fds, foreign, poll, process, pump, rendezvous};
+use crate::{bell, bg, chaos, fdhigh, fds, foreign, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -151,6 +151,7 @@ pub fn look(c: &'static Conn) -> Look {
             return Look::Back;
         }
     }
+    chaos::stumble();
     call_owner(c);
     let r = if matches!(rx, RxPath::Tcp | RxPath::Armed | RxPath::Replay) {
         // What comes is the caller's to read. (It may be the first part of a mark, which is not.)

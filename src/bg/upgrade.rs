@@ -314,6 +314,7 @@ impl Bg {
             return Err(Not::Now);
         }
         conn.set_phase(Phase::Managed);
+        chaos::stumble();
         if busy() {
             conn.set_phase(Phase::Raw);
             conn.gentle.store(true, SeqCst);
@@ -427,6 +428,7 @@ impl Bg {
         }
         fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
+        chaos::stumble();
         let how = match (conn.has_ended(END_RDSHUT), conn.has_ended(END_WRSHUT)) {
             (true, true) => Some(libc::SHUT_RDWR),
             (true, false) => Some(libc::SHUT_RD),

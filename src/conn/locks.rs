@@ -92,11 +92,13 @@ impl Both<'_> {
         unsafe { &mut *self.rx.conn.sw.get() }
     }
     /// Whether the kernel's socket must stay open for a while after a close: bytes of ours are still to be
-    /// written, or the peer may still write a mark, which would make a closed socket answer with a reset.
+    /// written, or the peer may still write a mark, or the last frame of a return, which would make a closed socket answer
+    /// with a reset, and lose what the kernel has of ours.
     pub fn is_owed(&mut self) -> bool {
         let conn = self.rx.conn();
         self.tx.pending()
             || self.tx.path() == TxPath::Replay
+            || (self.tx.path() == TxPath::Tcp && self.rx.path() == RxPath::Returning && !conn.has_ended(END_EOF))
             || (matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
                 && conn.peer().is_some()
                 && !conn.has_ended(END_EOF))

@@ -80,6 +80,7 @@ impl Conn {
 
     #[cold]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
+        crate::chaos::stumble();
         if self.is_foreign() {
             return;
         }

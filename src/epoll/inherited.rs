@@ -84,6 +84,8 @@ pub fn moved(old: &'static Conn, new: &'static Conn) {
     let _ng = to.lock.lock();
     // SAFETY: guarded by `local.lock`, both of them.
     let (theirs, ours) = unsafe { (&mut *from.items.get(), &mut *to.items.get()) };
+    // Threads in `poll` leave by themselves.
+    from.watchers.fetch_sub(theirs.len() as u32, SeqCst);
     for (set, fd) in theirs.drain(..) {
         // SAFETY: sets are never freed.
         let s = unsafe { &*set };
@@ -98,7 +100,6 @@ pub fn moved(old: &'static Conn, new: &'static Conn) {
         }
     }
     to.watchers.store(ours.len() as u32, SeqCst);
-    from.watchers.store(0, SeqCst);
 }
 
 /// Before a fork: either process may put its bell into a set, where the other finds it.

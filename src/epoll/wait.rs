@@ -1,6 +1,7 @@
 //! `epoll_wait`: events of rings and of the kernel's fds together.
 
 use super::*;
+use crate::chaos;
 use crate::signals::{self, Since, Sleep};
 use crate::sleepers;
 use crate::sync::{coarse_ns, TICK_NS};
@@ -72,6 +73,7 @@ impl Set {
             }
             left -= n;
             for (key, conn, which, events) in batch[..n].iter().flatten().copied() {
+                chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
                 if events & ET == 0 {
@@ -85,6 +87,7 @@ impl Set {
                     }
                     got = conn.readiness(mask);
                 }
+                chaos::stumble();
                 let moves = got & IN == 0 && mask & IN != 0 && !conn.reads_ring();
                 if got == 0 && !moves && events & ET == 0 {
                     continue;
@@ -108,7 +111,8 @@ impl Set {
                 // SAFETY: `out < max`, and the program's array has room for `max` events.
                 unsafe { evs.add(out).write_unaligned(epoll_event { events: got, u64: i.data }) };
                 out += 1;
-                i.round = round;
+                // Of several calls the one that began last: this one may have been slow.
+                i.round = i.round.max(round);
                 if i.events & ONESHOT != 0 {
                     i.spent = true;
                 } else if i.events & ET == 0 && !i.listed {
@@ -206,7 +210,11 @@ impl Set {
                 let _g = self.lock.lock();
                 // SAFETY: guarded by `lock`.
                 let inner = unsafe { &*self.inner.get() };
-                inner.only(e.u64).and_then(|k| inner.items.get(&k)).is_some_and(|i| i.since >= first)
+                match inner.only(e.u64).and_then(|k| inner.items.get(&k)) {
+                    Some(i) => i.since >= first,
+                    // Another thread, which was told as well, may have taken it out since.
+                    None => inner.items.values().all(|i| i.data != e.u64),
+                }
             };
             // SAFETY: as above.
             let before = (0..out).find(|k| moved && unsafe { evs.add(*k).read_unaligned() }.u64 == e.u64);
@@ -381,7 +389,9 @@ impl Set {
     /// Has the thread `sleep` as if nothing were managed. If that changes meanwhile, the thread counts at the bell.
     #[inline]
     fn unaware(&self, since: Since, sleep: impl FnOnce(Sleep) -> SysResult) -> SysResult {
+        chaos::stumble();
         let word = sleepers::enter(self.place());
+        chaos::stumble();
         let mut end = || {
             sleepers::leave(word);
             if self.managed.load(SeqCst) > 0 {
@@ -510,6 +520,7 @@ impl Set {
                     remote::leave_set(self as *const Set as usize);
                 }
                 link::drain_hints(b);
+                chaos::stumble();
                 if self.listed.load(SeqCst) == 0 {
                     let mut end = || {
                         remotes.end();
@@ -592,5 +603,26 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
     match s.wait(evs, max, timeout_ns, mask) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection that went back to the kernel's set was told by both; then another thread took it out.
+    #[test]
+    fn what_is_taken_out_meanwhile_is_told_once() {
+        // SAFETY: no preconditions.
+        let epfd = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
+        crate::table::for_tests();
+        let s = make_set(epfd).unwrap();
+        s.returned.store(5, SeqCst);
+        let event = |u64| epoll_event { events: IN, u64 };
+        let mut evs = [event(7), event(9), event(7)];
+        assert_eq!(s.merge(evs.as_mut_ptr(), 3, 3), 2);
+        let mut evs = [event(7), event(7)];
+        assert_eq!(s.merge(evs.as_mut_ptr(), 2, 6), 2, "none went back during this call");
+        crate::sys::close(epfd);
     }
 }

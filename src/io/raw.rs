@@ -15,6 +15,7 @@ pub(super) fn recv_raw(
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut deadline = 0;
     let mut waited = false;
+    let mut then = *since;
     // What the kernel goes on with after a handler with `SA_RESTART`, and what not.
     let any = |b: &Bufs| b.skip > 0 || conn.rcvtimeo.load(Relaxed) > 0;
     loop {
@@ -33,6 +34,7 @@ pub(super) fn recv_raw(
             if let Err(e) = peek_wait(fd, conn, any(b), *since) {
                 return Step::Return(Outcome::Fail(e));
             }
+            then = Since::now();
         }
         conn.local().rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
@@ -69,7 +71,7 @@ pub(super) fn recv_raw(
                     return Step::Return(Outcome::Done(n as isize));
                 }
                 if b.skip == 0 {
-                    since.begun();
+                    since.begun(then);
                 }
                 b.skip += n;
             }
@@ -79,6 +81,7 @@ pub(super) fn recv_raw(
                 if let Err(e) = peek_wait(fd, conn, any(b), *since) {
                     return Step::Return(super::waited(b, e));
                 }
+                then = Since::now();
             }
             Err(e) => {
                 if e == libc::EAGAIN && !may_wait {
@@ -124,6 +127,7 @@ pub(super) fn pause(deadline: i64, since: Since) -> Result<(), Errno> {
 
 /// A thread is inside the kernel no more with a call that is counted.
 fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
+    chaos::stumble();
     if inside.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
         // The mark may have been waiting for us.
         conn.ask(ask::PUMP);
@@ -146,8 +150,10 @@ fn stand_back(conn: &Conn) {
 /// Waits in the kernel, with its own rules for timeouts, until something can be read or the connection is
 /// managed. `any`: every handler ends the call.
 fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errno> {
+    chaos::stumble();
     conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
+        chaos::stumble();
         let mut byte = 0u8;
         let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let how = Sleep { since, any, if_left: &mut || end_peek(conn) };
@@ -173,6 +179,7 @@ fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errn
 
 /// A thread waits in the kernel no more.
 pub fn end_peek(conn: &Conn) {
+    chaos::stumble();
     if conn.local().peekers.fetch_sub(1, SeqCst) == 1 {
         // The mark was left for us. It may have another record by now.
         match table::conn(conn.local().fd.load(Relaxed)) {
@@ -224,7 +231,7 @@ pub(super) fn send_raw(
             // A piece that was cut short was cut by a signal or a timeout, which ends the call.
             Ok(n) if n < left && n == asked => {
                 if b.skip == 0 {
-                    since.begun();
+                    since.begun(Since::now());
                 }
                 b.skip += n;
             }

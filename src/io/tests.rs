@@ -21,8 +21,7 @@ fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
 
 /// The fd is the connection's, for calls that look it up.
 fn know(fd: c_int, conn: &'static Conn) {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(table::init);
+    table::for_tests();
     assert!(table::put_conn(fd, conn));
 }
 
@@ -316,6 +315,53 @@ fn an_end_after_a_return_is_the_kernels() {
     assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
     table::take(fd);
     conn.set_phase(Phase::Closed);
+}
+
+/// This direction has come back, and the peer has not yet said that the other does: a shutdown does not wait for what the
+/// peer repeats to be read.
+#[test]
+fn an_end_between_the_two_halves_of_a_return_is_the_kernels() {
+    use std::io::Read;
+    let (slot, own) = (Slot::default(), Slot::default());
+    let (conn, ours, mut theirs) = armed(&slot);
+    conn.attach(None, 0, &own);
+    conn.attach_peer(0, &slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    conn.confirmed.store(true, SeqCst);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(&wire::mark(&NONCE)).unwrap();
+    theirs.write_all(&wire::Frame::Return { consumed: 0 }.encode()).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::run(&mut conn.lock_both());
+    {
+        let mut b = conn.lock_both();
+        assert_eq!((b.sw().tx(), b.sw().rx(), b.tx.pending()), (TxPath::Tcp, RxPath::Returning, false));
+        assert!(b.is_owed(), "a closed socket answers the frame that is to come with a reset");
+    }
+    assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Done(0));
+    theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    let mut all = Vec::new();
+    theirs.read_to_end(&mut all).expect("the end");
+    assert_eq!(all.len(), wire::MARK_LEN + 2 * wire::FRAME_LEN);
+    table::take(fd);
+    conn.attach(None, 0, core::ptr::null());
+    conn.set_phase(Phase::Closed);
+}
+
+/// A handler that had to wait while the first bytes were taken came behind them, and ends the call.
+#[test]
+fn a_handler_behind_the_first_bytes_ends_a_call() {
+    let handler = || crate::thread::me(|t| t.handled.fetch_add(1, SeqCst));
+    let mut since = Since::now();
+    handler();
+    let then = Since::now();
+    let mut before = since;
+    before.begun(then);
+    assert!(!before.is_over(true), "it came before them");
+    handler();
+    since.begun(then);
+    assert!(since.is_over(true));
 }
 
 /// What is looked at window by window, because another host's mark may stand anywhere, is received at once.

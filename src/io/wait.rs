@@ -29,6 +29,7 @@ pub(super) fn wait(
     }
     count.fetch_add(1, SeqCst);
     let r = loop {
+        chaos::stumble();
         let epoch = conn.epoch.load(SeqCst);
         if epoch != first {
             break Ok(());
@@ -44,6 +45,7 @@ pub(super) fn wait(
             own.want.fetch_or(bits, SeqCst);
         }
         full_fence();
+        chaos::stumble();
         if to_write {
             conn.flush();
         }
@@ -59,6 +61,7 @@ pub(super) fn wait(
         if deadline > 0 && now_ns() >= deadline {
             break Err(libc::EAGAIN);
         }
+        chaos::stumble();
         let guards = (!asleep.fds().is_empty()).then(|| Guarding::new(&asleep, deadline));
         let mut if_left = || {
             asleep.end();

@@ -14,6 +14,8 @@ pub const CHECKS: &[Check] = &[
     ("poll-in", poll_in),
     ("poll-many", poll_many),
     ("poll-as-many-as-may-be-open", poll_limit),
+    ("poll-of-the-end-alone", poll_end),
+    ("poll-while-another-moves", poll_moves),
     ("poll-timeout", poll_timeout),
     ("poll-with-pipe", poll_with_pipe),
     ("poll-out-after-drain", poll_out),
@@ -127,6 +129,79 @@ fn poll_limit(cx: &mut Cx) -> Res {
         cx.recv(100)?;
         cx.wait()?;
     }
+    Ok(())
+}
+
+/// Who waits for nothing but the end is told of it, wherever the connection is by then.
+fn poll_end(cx: &mut Cx) -> Res {
+    for events in [libc::POLLRDHUP, libc::POLLRDHUP | libc::POLLPRI] {
+        cx.renew()?;
+        let fd = cx.fd;
+        let t = std::thread::spawn(move || sys::poll1(fd, events, 8000));
+        cx.leave_tcp()?;
+        util::pause_ms(5);
+        let began = Instant::now();
+        cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+        let got = t.join().map_err(|_| Why("the thread".into()))?;
+        same!(got?, libc::POLLRDHUP, "poll of the end");
+        ensure!(ms(began) < 1000, "poll was told after {} ms", ms(began));
+    }
+    Ok(())
+}
+
+/// A connection leaves TCP while a thread sleeps that waits for it, and for one that has left before: it hears of what comes
+/// then. Of all threads it runs last, so that the rest has happened when it looks.
+fn poll_moves(cx: &mut Cx) -> Res {
+    let (l, port) = sys::listen(0, 8)?;
+    let server = std::thread::spawn(move || -> sys::R<()> {
+        for _ in 0..MOVES {
+            let fd = sys::accept(l, 0)?;
+            let mut b = [0; 16];
+            while sys::read_exact(fd, &mut b).is_ok() {
+                util::pause_ms(2);
+                sys::write_all(fd, &b)?;
+            }
+            sys::close(fd)?;
+        }
+        Ok(())
+    });
+    last_to_run()?;
+    for k in 0..MOVES {
+        let fd = sys::connect(port)?;
+        for round in 0..25u8 {
+            sys::write_all(fd, &[round; 16])?;
+            let mut p = [cx.fd, fd].map(|fd| libc::pollfd { fd, events: POLLIN, revents: 0 });
+            same!(sys::poll(&mut p, 3000), Ok(1), "fds that are ready, connection {k}, round {round}");
+            let mut b = [0; 16];
+            sys::read_exact(fd, &mut b)?;
+            same!(b, [round; 16], "bytes");
+        }
+        sys::close(fd)?;
+    }
+    ensure!(matches!(server.join(), Ok(Ok(()))), "the server");
+    Ok(())
+}
+
+const MOVES: u32 = 10;
+
+/// The process has one processor from now on, and the calling thread runs when no other wants to.
+fn last_to_run() -> Res {
+    // SAFETY: plain data, and of the right size.
+    let done = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let size = std::mem::size_of_val(&set);
+        libc::sched_getaffinity(0, size, &mut set);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|c| libc::CPU_ISSET(*c, &set)).unwrap_or(0);
+        libc::CPU_ZERO(&mut set);
+        libc::CPU_SET(first, &mut set);
+        for t in std::fs::read_dir("/proc/self/task").map_err(|e| Why(e.to_string()))?.flatten() {
+            let tid = t.file_name().to_string_lossy().parse().unwrap_or(0);
+            libc::sched_setaffinity(tid, size, &set);
+        }
+        let none: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_IDLE, &none)
+    };
+    ensure!(done == 0, "sched_setscheduler: {}", sys::strerror(sys::errno()));
     Ok(())
 }
 
