@@ -111,7 +111,11 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
             (*local).fds.store(0, Relaxed);
             (*local).managed.store(false, Relaxed);
             (*local).blind.store(0, Relaxed);
-            (*local).watchers.store(0, Relaxed);
+            {
+                // Threads in `poll` may not have left its former life yet.
+                let _g = (*local).lock.lock();
+                (*local).watchers.store((*(*local).waiters.get()).len() as u32, SeqCst);
+            }
             (*local).clear_counts();
             (*local).mapped.store(0, Relaxed);
             (*a.conns.add(i)).reset(i as u32, owner, gen, local, a.stats.add(i), a.header.cast_mut());
@@ -203,5 +207,31 @@ pub fn reset_after_fork() {
     let fd = FD.swap(-1, Relaxed);
     if fd >= 0 {
         crate::sys::close(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::ask;
+
+    /// The background thread's inbox is a list through the records. One that comes to be there twice makes a ring of it, and
+    /// the thread goes round for ever.
+    #[test]
+    fn a_record_in_the_inbox_stays_there_once() {
+        for _ in 0..1000 {
+            let old = alloc().unwrap();
+            old.local().asked.store(ask::PUMP, SeqCst);
+            forget(old);
+            let new = alloc().unwrap();
+            let same = core::ptr::eq(old, new);
+            let asked = new.local().asked.swap(0, SeqCst);
+            forget(new);
+            if same {
+                assert_eq!(asked, ask::PUMP);
+                return;
+            }
+        }
+        panic!("no record was used again");
     }
 }

@@ -76,7 +76,6 @@ const START_NS: i64 = 100 * MS;
 /// Hands a connection to the background thread, starting it if need be.
 pub fn submit(c: &Conn) {
     let l = c.local();
-    l.submitted.store(true, SeqCst);
     let mut head = INBOX.load(Relaxed);
     loop {
         l.next.store(head, Relaxed);

@@ -545,6 +545,7 @@ impl Conn {
 
     /// Gives the background thread something to do.
     pub fn ask(&self, what: u32) {
+        self.local().submitted.store(true, SeqCst);
         if self.local().asked.fetch_or(what, AcqRel) == 0 {
             crate::bg::submit(self);
         }

@@ -319,7 +319,7 @@ pub fn fork_child() {
         c.holders.born(token, holder_id());
         let l = c.local();
         l.lock.reset_after_fork();
-        l.clear_counts();
+        l.begin_anew();
         c.note_kept();
         l.watchers.store(0, Relaxed);
         l.managed.store(false, Relaxed);

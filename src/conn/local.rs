@@ -65,10 +65,17 @@ impl Local {
         self.peekers.load(SeqCst) > 0 || former.is_some_and(|f| f.peekers.load(SeqCst) > 0)
     }
 
-    /// For a new connection, or in a forked child: nobody is inside a call, nothing was asked.
+    /// In a forked child: nothing was asked, and nobody is inside a call.
+    pub fn begin_anew(&self) {
+        self.asked.store(0, Relaxed);
+        self.clear_counts();
+    }
+
+    /// For a new connection: nobody is inside a call. But the record may be in the background thread's inbox since its
+    /// former life, and must not be put there twice. What was asked of that one does this one no harm.
     pub fn clear_counts(&self) {
         self.former.store(core::ptr::null_mut(), Relaxed);
-        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.asked] {
+        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx] {
             w.store(0, Relaxed);
         }
         for b in [&self.submitted, &self.direct, &self.hasty] {
