@@ -614,9 +614,11 @@ impl Bg {
             let home = visit::is_home(&mut b);
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
             if !done && !conn.has_ended(END_EOF) {
-                if conn.remote().is_some() && !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
-                    // What was accepted has not arrived yet.
-                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + MS));
+                // What was accepted has not arrived yet, and nothing says so when it has.
+                let again = if conn.remote().is_some() { MS } else { 20 * MS };
+                let silent = conn.remote().is_some() || b.has_unsent();
+                if silent && !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
+                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + again));
                 }
                 return;
             }

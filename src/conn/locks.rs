@@ -92,19 +92,30 @@ impl Both<'_> {
         unsafe { &mut *self.rx.conn.sw.get() }
     }
     /// Whether the kernel's socket must stay open for a while after a close: bytes of ours are still to be
-    /// written, or the peer may still write a mark, or the last frame of a return, which would make a closed socket answer
-    /// with a reset, and lose what the kernel has of ours.
+    /// written, or the peer may still write a mark, or a frame while the kernel has bytes of ours: a closed socket would
+    /// answer with a reset, and lose them. (What is in a ring is not lost.)
     pub fn is_owed(&mut self) -> bool {
         let conn = self.rx.conn();
         self.tx.pending()
             || self.tx.path() == TxPath::Replay
-            || (self.tx.path() == TxPath::Tcp && self.rx.path() == RxPath::Returning && !conn.has_ended(END_EOF))
+            || self.has_unsent()
             || (matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
                 && conn.peer().is_some()
                 && !conn.has_ended(END_EOF))
             || (self.tx.path() == TxPath::Ring
                 && !conn.has_ended(END_EOF)
                 && conn.remote().is_some_and(|r| !r.has_delivered(conn.slot.load(Relaxed))))
+    }
+
+    /// Whether the kernel has bytes of the program's that it has not delivered, and the peer may still send a frame.
+    pub fn has_unsent(&mut self) -> bool {
+        let conn = self.rx.conn();
+        let taken = conn.peer().is_none_or(|p| p.flags.load(SeqCst) & MARK_TAKEN != 0);
+        let by_tcp = self.tx.path() == TxPath::Tcp || self.tx.path() == TxPath::Ring && !taken;
+        by_tcp
+            && matches!(self.rx.path(), RxPath::Ring | RxPath::Returning)
+            && !conn.has_ended(END_EOF)
+            && sys::ioctl_int(conn.local().fd.load(Relaxed), libc::TIOCOUTQ).is_ok_and(|n| n > 0)
     }
 
     /// Notes what the peer looks for.

@@ -349,6 +349,17 @@ pub fn tcp_bytes(fd: RawFd) -> R<(u64, u64)> {
     Ok((b[25], b[16]))
 }
 
+/// How many bytes the TCP socket itself was given, with those that it has not sent yet (none may have been repeated), and how
+/// many of them have come.
+pub fn tcp_written(fd: RawFd) -> R<(u64, u64)> {
+    let mut b = [0u64; 64];
+    let mut n = std::mem::size_of_val(&b) as libc::socklen_t;
+    // SAFETY: a buffer and its length, valid for writes.
+    int(unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, b.as_mut_ptr() as *mut c_void, &mut n) })?;
+    // See `tcp_bytes`: bytes_sent, and notsent_bytes behind the two counts of segments; bytes_acked.
+    Ok((b[25] + u64::from(b[18] as u32), b[15]))
+}
+
 /// `pipe(2)`: (read end, write end).
 pub fn pipe() -> R<(RawFd, RawFd)> {
     let mut p = [0; 2];

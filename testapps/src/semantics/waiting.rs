@@ -250,8 +250,15 @@ fn poll_with_pipe(cx: &mut Cx) -> Res {
 
 fn poll_out(cx: &mut Cx) -> Res {
     same!(sys::poll1(cx.fd, POLLOUT, 0)?, POLLOUT, "poll of an idle connection");
-    let n = cx.fill(4096)?;
-    same!(sys::poll1(cx.fd, POLLOUT, 30)?, 0, "poll of a full one");
+    let mut n = cx.fill(4096)?;
+    // Buffers may grow while nobody reads: the kernel's by themselves, a ring's by becoming the kernel's. But not for ever.
+    let mut grown = 0;
+    while sys::poll1(cx.fd, POLLOUT, 30)? != 0 {
+        grown += 1;
+        let more = cx.fill(4096)?;
+        ensure!(grown < 20 && more > 0, "poll of a full one: there is room for {more} bytes");
+        n += more;
+    }
     cx.post(Op::Sleep, 30_000, 0, 0)?;
     cx.post(Op::Recv, n as u64, 0, 0)?;
     same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 3000)?, POLLOUT, "poll while the peer reads");
