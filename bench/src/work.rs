@@ -118,14 +118,21 @@ impl End {
     }
 }
 
-/// Round trips of the warm-up that have a pause of 5 ms before them.
-const PAUSES: usize = 20;
+/// Round trips of the warm-up that have a pause of 5 ms before them: more under valgrind, where the library takes seconds
+/// to be ready.
+fn pauses(j: &Job) -> usize {
+    if j.kind == "counted" {
+        1000
+    } else {
+        20
+    }
+}
 
 /// Warms a connection up from the client's side; [`warm_up_server`] is the other.
-fn warm_up(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
-    let mut b = vec![7; size];
-    for i in 0..warm + PAUSES {
-        if i >= warm {
+fn warm_up(e: &mut End, j: &Job) -> io::Result<()> {
+    let mut b = vec![7; j.size.min(1024)];
+    for i in 0..j.warm + pauses(j) {
+        if i >= j.warm {
             std::thread::sleep(Duration::from_millis(5));
         }
         e.trip(&mut b)?;
@@ -133,9 +140,9 @@ fn warm_up(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
     Ok(())
 }
 
-fn warm_up_server(e: &mut End, size: usize, warm: usize) -> io::Result<()> {
-    let mut b = vec![0; size];
-    (0..warm + PAUSES).try_for_each(|_| e.echo(&mut b))
+fn warm_up_server(e: &mut End, j: &Job) -> io::Result<()> {
+    let mut b = vec![0; j.size.min(1024)];
+    (0..j.warm + pauses(j)).try_for_each(|_| e.echo(&mut b))
 }
 
 /// The server at an address: says its port on standard output, serves the job, says its CPU time.
@@ -161,7 +168,7 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
         }
     } else {
         let mut e = End::new(sock::accept(&l)?, epoll)?;
-        warm_up_server(&mut e, j.size.min(1024), j.warm)?;
+        warm_up_server(&mut e, j)?;
         start = cpu();
         if j.kind == "stream" {
             let (mut n, want) = (0, j.size * j.count);
@@ -205,7 +212,7 @@ pub(crate) fn percentiles(mut ns: Vec<u64>) -> (f64, f64) {
 
 fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, j.kind == "epoll")?;
-    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    warm_up(&mut e, j)?;
     let (mut b, mut ns) = (vec![3; j.size], Vec::with_capacity(j.count));
     let start = cpu();
     for _ in 0..j.count {
@@ -224,7 +231,7 @@ fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
 /// Round trips by functions of their own, in which callgrind counts instructions: [`COUNTED`].
 fn counted(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, false)?;
-    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    warm_up(&mut e, j)?;
     let (mut b, fd) = (vec![3; j.size], e.s.as_raw_fd());
     for _ in 0..j.count {
         let mut left = j.size;
@@ -258,7 +265,7 @@ fn counted_recv(fd: RawFd, b: &mut [u8]) -> isize {
 
 fn stream(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, false)?;
-    warm_up(&mut e, j.size.min(1024), j.warm)?;
+    warm_up(&mut e, j)?;
     let b = vec![5; j.size];
     let (start, t) = (cpu(), Instant::now());
     for _ in 0..j.count {

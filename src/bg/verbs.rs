@@ -238,7 +238,8 @@ impl Bg {
             look.at = now + HANDSHAKE_NS;
             return;
         }
-        if look.dials >= DIALS + 2 || now >= look.until {
+        // Whoever was told to come, even at the last attempt, comes: the peer takes nobody else meanwhile.
+        if look.dials >= DIALS + 2 + u32::from(look.invited) || now >= look.until {
             return self.fail_look(end, Why::NoPeer);
         }
         if self.rdma.dialled.get(&t.from).is_some_and(|n| *n >= KNOCKING) {
@@ -714,6 +715,7 @@ impl Bg {
             Some(h) if h.says == says::COME => {
                 look.invited = true;
                 look.at = now_ns();
+                look.until = look.until.max(look.at + HANDSHAKE_NS);
             }
             Some(h) if h.says == says::REFUSE && h.why != Why::NoPeer as u8 => {
                 self.fail_look(end, Why::from_u8(h.why));
