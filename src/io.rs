@@ -120,16 +120,36 @@ impl<'a> Bufs<'a> {
     }
 
     /// The parts that are left, first to last.
-    fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
-        let (mut skip, mut left) = (self.skip, self.len());
-        self.iov.iter().filter_map(move |v| {
-            let s = skip.min(v.iov_len);
-            skip -= s;
-            let n = left.min(v.iov_len - s);
-            left -= n;
-            // SAFETY: `s` is at most the buffer's length.
-            (n > 0).then(|| (unsafe { v.iov_base.cast::<u8>().add(s) }, n))
-        })
+    #[inline(always)]
+    fn parts(&self) -> Parts<'a> {
+        Parts { iov: self.iov.iter(), skip: self.skip, left: self.len() }
+    }
+}
+
+/// See [`Bufs::parts`].
+struct Parts<'a> {
+    iov: core::slice::Iter<'a, iovec>,
+    skip: usize,
+    left: usize,
+}
+
+impl Iterator for Parts<'_> {
+    type Item = (*mut u8, usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.left > 0 {
+            let v = self.iov.next()?;
+            let s = self.skip.min(v.iov_len);
+            self.skip -= s;
+            let n = self.left.min(v.iov_len - s);
+            self.left -= n;
+            if n > 0 {
+                // SAFETY: `s` is at most the buffer's length.
+                return Some((unsafe { v.iov_base.cast::<u8>().add(s) }, n));
+            }
+        }
+        None
     }
 }
 
@@ -376,6 +396,12 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
 fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
     let peek = flags & libc::MSG_PEEK != 0;
     let trunc = flags & libc::MSG_TRUNC != 0;
+    if let ([one], false) = (b.iov, peek || trunc) {
+        // SAFETY: `skip` is at most the buffer's length; the program's buffer, as it gave it.
+        let n = unsafe { rx.ring().read(one.iov_base.cast::<u8>().add(b.skip), b.len()) }?;
+        conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
+        return Ok(n);
+    }
     let mut n = 0;
     for (p, len) in b.parts() {
         // SAFETY: the program's buffers, as it gave them.
@@ -514,7 +540,7 @@ fn recv_managed(
             }
             Take::Got(n) => {
                 conn.in_sight();
-                conn.tell_peer(WANT_TX, FUTEX_TX);
+                conn.tell_read();
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }

@@ -194,6 +194,8 @@ struct Copied {
     /// Writes of its bytes under way, and the number of the last write that concerns it.
     flight: Flight,
     last: u64,
+    /// How far the peer's bytes had come when one of them was posted last.
+    heard: u64,
 }
 
 /// What the holder of `post_lock` has.

@@ -78,6 +78,22 @@ impl Conn {
         }
     }
 
+    /// Bytes were taken out of the ring: as [`Conn::tell_peer`] of room, but what goes to another host is told where it is
+    /// worth it, without a look at what the mirror says, which is always that it is to be told.
+    #[inline]
+    pub fn tell_read(&self) {
+        match (self.remote(), self.own(), self.peer()) {
+            (Some(r), Some(own), Some(_)) => {
+                full_fence();
+                let slot = self.slot.load(Relaxed);
+                if r.is_due(slot, own.consumed.load(SeqCst)) {
+                    r.flush(slot);
+                }
+            }
+            _ => self.tell_peer(WANT_TX, FUTEX_TX),
+        }
+    }
+
     #[cold]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
         crate::chaos::stumble();

@@ -34,8 +34,9 @@ pub(super) fn wait(
         if epoch != first {
             break Ok(());
         }
+        let is_remote = conn.remote().is_some();
         // News from another host is this process's own to tell.
-        let word = conn.wake_word().unwrap_or(&conn.epoch);
+        let word = if is_remote { None } else { conn.wake_word() }.unwrap_or(&conn.epoch);
         let value = word.load(SeqCst);
         if let Some(own) = conn.own() {
             if to_write {
@@ -52,7 +53,7 @@ pub(super) fn wait(
         if !table::is(fd, conn) {
             break Err(libc::EBADF);
         }
-        let place = if conn.remote().is_some() { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
+        let place = if is_remote { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
         if !conn.is_managed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n)) {

@@ -61,7 +61,7 @@ pub(crate) fn count(up: bool) {
 
 /// Connections that have news, each once where that is easy to see.
 struct News {
-    list: [Option<(&'static Conn, u8)>; BATCH],
+    list: [MaybeUninit<(&'static Conn, u8)>; BATCH],
     n: usize,
 }
 
@@ -73,20 +73,29 @@ const WISH: u8 = 2;
 const LOOK: u8 = 4;
 
 impl News {
+    #[inline]
+    fn new() -> News {
+        News { list: [const { MaybeUninit::uninit() }; BATCH], n: 0 }
+    }
+
     fn add(&mut self, c: Option<&'static Conn>, what: u8) {
         let Some(c) = c else { return };
-        if let Some((last, bits)) = self.n.checked_sub(1).and_then(|i| self.list[i].as_mut()) {
+        if self.n > 0 {
+            // SAFETY: the first `n` are written.
+            let (last, bits) = unsafe { self.list[self.n - 1].assume_init_mut() };
             if core::ptr::eq(*last, c) {
                 *bits |= what;
                 return;
             }
         }
-        self.list[self.n] = Some((c, what));
+        self.list[self.n].write((c, what));
         self.n += 1;
     }
 
     fn tell(&self) {
-        for (c, what) in self.list[..self.n].iter().flatten() {
+        for one in &self.list[..self.n] {
+            // SAFETY: the first `n` are written.
+            let (c, what) = unsafe { one.assume_init_ref() };
             if what & LOOK != 0 {
                 c.notify();
             }
@@ -110,7 +119,7 @@ impl Remote {
         loop {
             let g = if wait { Some(self.poll_lock.lock()) } else { self.poll_lock.try_lock() };
             let Some(g) = g else { return };
-            let mut news = News { list: [None; BATCH], n: 0 };
+            let mut news = News::new();
             let n = self.take(&mut news);
             drop(g);
             news.tell();

@@ -7,6 +7,9 @@ use core::mem::MaybeUninit;
 /// Writes that are given to the device together.
 const BATCH: usize = 8;
 
+/// Of so many writes in a row one gives a completion, whatever their connections need.
+const SILENT: u64 = 16;
+
 /// Writes that are about to be posted.
 struct Batch {
     list: [MaybeUninit<Write>; BATCH],
@@ -31,8 +34,10 @@ impl Remote {
             return;
         }
         if !self.waiting.has(slot) {
-            self.pending.add(slot);
-            self.work();
+            if !self.send_at_once(slot) {
+                self.pending.add(slot);
+                self.work();
+            }
             if self.waiting.is_empty() {
                 return;
             }
@@ -47,6 +52,30 @@ impl Remote {
         } else if !self.may_gather() {
             self.flush(slot);
         }
+    }
+
+    /// Sends what is new of a slot where that is all there is to do, and nobody is at it. False: it did nothing.
+    #[inline]
+    fn send_at_once(&self, slot: u32) -> bool {
+        if self.has_work() {
+            return false;
+        }
+        let Some(g) = self.post_lock.try_lock() else { return false };
+        let live = self.live().is_some();
+        if live {
+            // SAFETY: guarded by `post_lock`.
+            let p = unsafe { &mut *self.post.get() };
+            let mut batch = Batch::new();
+            if !self.copy(p, &mut batch, slot) {
+                self.waiting.add(slot);
+            }
+            self.submit(p, &mut batch);
+        }
+        drop(g);
+        // Who came meanwhile has left it to us; and the writes for which the slot was refused may be done by now.
+        crate::sync::full_fence();
+        self.work();
+        live
     }
 
     fn unsent(&self, slot: u32) -> u64 {
@@ -110,8 +139,20 @@ impl Remote {
 
     /// Sends what is pending, unless another thread does so. Whoever has held `post_lock` calls it after letting go,
     /// because of those who could not have it meanwhile.
+    #[inline]
     pub(super) fn work(&self) {
-        while !self.pending.is_empty() || self.moved.load(SeqCst) || self.owes_receives() {
+        if self.has_work() {
+            self.work_now();
+        }
+    }
+
+    #[inline]
+    fn has_work(&self) -> bool {
+        !self.pending.is_empty() || self.moved.load(SeqCst) || self.owes_receives()
+    }
+
+    fn work_now(&self) {
+        while self.has_work() {
             let Some(g) = self.post_lock.try_lock() else { return };
             let live = self.live().is_some();
             if live {
@@ -163,22 +204,34 @@ impl Remote {
 
     /// Whether one more write can be posted, and `keep` receives of the peer's are left then.
     fn has_room(&self, p: &Post, b: &Batch, keep: u64) -> bool {
-        let posted = p.posted + b.n as u64;
-        posted - p.done + 1 < self.writes && posted - self.granted.load(Acquire) + keep < u64::from(RECEIVES)
+        self.has_room_behind(p.posted + b.n as u64, p.done, keep)
+    }
+
+    /// The same, behind so many writes, of which so many are done.
+    #[inline]
+    fn has_room_behind(&self, posted: u64, done: u64, keep: u64) -> bool {
+        posted - done + 1 < self.writes && posted - self.granted.load(Acquire) + keep < u64::from(RECEIVES)
     }
 
     /// Copies what is new of a slot. False: not all of it could be.
     fn copy(&self, p: &mut Post, b: &mut Batch, slot: u32) -> bool {
-        let own = self.own(slot);
+        let slot = slot % SLOTS as u32;
+        let (own, peer) = (self.own(slot), self.partner(slot));
         loop {
+            let (posted, done) = (p.posted + b.n as u64, p.done);
             // In this order: what the flags say follows all bytes that were produced before.
             let flags = own.flags.load(Acquire);
             let produced = own.produced.load(Acquire);
             let geos = own.geo_count.load(Acquire);
-            let mut c = p.copied[slot as usize];
+            let c = &mut p.copied[slot as usize];
             if c.posted < produced {
+                let heard = peer.map_or(0, |q| q.produced.load(Relaxed));
+                if heard != c.heard {
+                    c.heard = heard;
+                    c.flight.answered();
+                }
                 let few = produced - c.posted < self.gather.bytes;
-                if !self.has_room(p, b, RESERVE) || !c.flight.takes(few) {
+                if !c.flight.takes(few) || !self.has_room_behind(posted, done, RESERVE) {
                     return false;
                 }
                 let next = &own.geo[c.geos as usize % GEOS];
@@ -187,7 +240,6 @@ impl Remote {
                     c.page = next.page.load(Relaxed);
                     c.log2 = next.log2.load(Relaxed);
                     c.geos = c.geos.wrapping_add(1);
-                    p.copied[slot as usize] = c;
                     let n =
                         Note { kind: note::GEO, slot, start: c.start, page: c.page, log2: c.log2, ..Note::default() };
                     self.note(p, b, n);
@@ -204,10 +256,10 @@ impl Remote {
                 c.posted += len;
                 // Rounded down, so a little of it may be said again.
                 c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
-                self.said(slot, c.consumed);
+                let said = c.consumed;
                 let signal = c.flight.post(len);
-                p.copied[slot as usize] = c;
-                self.posted_to[slot as usize % SLOTS].store(c.posted, Relaxed);
+                self.posted_to[slot as usize].store(c.posted, Relaxed);
+                self.said(slot, peer, said);
                 let Some((lkey, rkey)) = self.keys(chunk) else {
                     // Blocks are taken from registered pieces only.
                     self.fail();
@@ -224,25 +276,24 @@ impl Remote {
                 };
                 let number = self.add(p, b, w, slot as u16, signal);
                 p.copied[slot as usize].last = number;
-                self.satisfied(slot, c.consumed);
+                Self::satisfied(peer, said);
                 continue;
             }
             let wants = own.want.load(Acquire) & (WANT_TX | FUTEX_TX) != 0;
             let goal = if wants { own.tx_goal.load(Relaxed) } else { c.goal };
             let consumed = own.consumed.load(Acquire);
-            let asks = goal != c.goal && self.partner(slot).is_some_and(|q| goal > q.consumed.load(Relaxed));
-            let owes = consumed > c.consumed && self.is_due(slot, consumed);
+            let asks = goal != c.goal && peer.is_some_and(|q| goal > q.consumed.load(Relaxed));
+            let owes = consumed > c.consumed && self.is_due_to(slot, peer, consumed);
             if flags == c.flags && !asks && !owes {
                 return true;
             }
-            if !self.has_room(p, b, RESERVE) {
+            if !self.has_room_behind(posted, done, RESERVE) {
                 return false;
             }
             c.flags = flags;
             c.consumed = consumed;
             c.goal = goal;
-            p.copied[slot as usize] = c;
-            self.said(slot, consumed);
+            self.said(slot, peer, consumed);
             let said = if asks { goal } else { u64::MAX };
             let n = Note {
                 kind: note::SLOT,
@@ -254,7 +305,7 @@ impl Remote {
                 ..Note::default()
             };
             p.copied[slot as usize].last = self.note(p, b, n);
-            self.satisfied(slot, consumed);
+            Self::satisfied(peer, consumed);
         }
     }
 
@@ -291,6 +342,7 @@ impl Remote {
     }
 
     /// Returns the write's number, from 1 on.
+    #[inline]
     fn add(&self, p: &mut Post, b: &mut Batch, mut w: Write, whose: u16, signal: bool) -> u64 {
         if b.n == BATCH {
             self.submit(p, b);
@@ -300,7 +352,7 @@ impl Remote {
             w.flags |= INLINE;
         }
         p.silent += 1;
-        if signal || p.silent >= 16 {
+        if signal || u64::from(p.silent) >= (self.writes / 4).min(SILENT) {
             w.flags |= SIGNALED;
             p.silent = 0;
             p.signaled += 1;
@@ -336,8 +388,9 @@ impl Remote {
     }
 
     /// The peer was told that we have read up to `consumed`.
-    fn said(&self, slot: u32, consumed: u64) {
-        self.tell_at[slot as usize].store(consumed + self.half(slot), SeqCst);
+    fn said(&self, slot: u32, peer: Option<&Slot>, consumed: u64) {
+        // Grows while the slot has this life: who reads an older one tells too early, which does no harm.
+        self.tell_at[slot as usize % SLOTS].store(consumed + Self::half(peer), Release);
     }
 
     /// The mirror's slot of the connection that has our slot `slot`.
@@ -349,8 +402,8 @@ impl Remote {
     }
 
     /// Half of the peer's ring.
-    fn half(&self, slot: u32) -> u64 {
-        let log2 = self.partner(slot).map_or(12, |peer| {
+    fn half(peer: Option<&Slot>) -> u64 {
+        let log2 = peer.map_or(12, |peer| {
             let last = peer.geo_count.load(Relaxed).wrapping_sub(1) as usize % GEOS;
             peer.geo[last].log2.load(Relaxed)
         });
@@ -359,16 +412,21 @@ impl Remote {
 
     /// Whether the peer should hear that we have read up to `consumed`: it is half of its ring, or it
     /// sleeps until then.
+    #[inline]
     pub fn is_due(&self, slot: u32, consumed: u64) -> bool {
+        self.is_due_to(slot, self.partner(slot), consumed)
+    }
+
+    #[inline]
+    fn is_due_to(&self, slot: u32, peer: Option<&Slot>, consumed: u64) -> bool {
         consumed >= self.tell_at[slot as usize % SLOTS].load(SeqCst)
-            || self
-                .partner(slot)
-                .is_some_and(|peer| peer.want.load(SeqCst) & FUTEX_TX != 0 && consumed >= peer.tx_goal.load(SeqCst))
+            || peer.is_some_and(|peer| peer.want.load(SeqCst) & FUTEX_TX != 0 && consumed >= peer.tx_goal.load(SeqCst))
     }
 
     /// The peer is being told of `consumed`: a sleeper that waits for it waits no more.
-    fn satisfied(&self, slot: u32, consumed: u64) {
-        let Some(peer) = self.partner(slot) else { return };
+    #[inline]
+    fn satisfied(peer: Option<&Slot>, consumed: u64) {
+        let Some(peer) = peer else { return };
         if peer.want.load(SeqCst) & FUTEX_TX == 0 || consumed < peer.tx_goal.load(SeqCst) {
             return;
         }
@@ -574,6 +632,32 @@ mod tests {
         r.moved.store(true, SeqCst);
         r.work();
         assert_eq!(posted(r), 5);
+        half.destroy(&DEVICE);
+    }
+
+    /// Who is answered each time gathers nothing, and costs few completions.
+    #[test]
+    fn an_answer_tells_that_a_write_is_done() {
+        let half = half();
+        // SAFETY: as long as the half.
+        let r = unsafe { &*half.remote };
+        let own = r.own(3);
+        own.geo[0].page.store((BLOCKS_OFFSET >> 12) as u32, SeqCst);
+        own.geo[0].log2.store(16, SeqCst);
+        own.geo_count.store(1, SeqCst);
+        r.partners[3].store(8 + 1, SeqCst);
+        for i in 1..=64 {
+            own.produced.fetch_add(64, SeqCst);
+            r.sent(3);
+            // With the note of where the ring lies.
+            assert_eq!(posted(r), i + 1);
+            r.peer(8).produced.fetch_add(64, SeqCst);
+        }
+        let g = r.post_lock.lock();
+        // SAFETY: guarded by `post_lock`.
+        let signaled = unsafe { (*r.post.get()).signaled };
+        drop(g);
+        assert!((1..=5).contains(&signaled), "{signaled}");
         half.destroy(&DEVICE);
     }
 

@@ -130,33 +130,51 @@ fn opcode(flags: u32) -> libc::c_uint {
     }
 }
 
+fn sge_of(w: &Write) -> Sge {
+    Sge { addr: w.from, length: w.len, lkey: w.lkey }
+}
+
+/// A write as libibverbs wants it, with its memory, before the next one of a list.
+#[inline]
+fn request(w: &Write, sg_list: *mut Sge, next: *mut SendWr) -> SendWr {
+    let f = w.flags;
+    let bit = |b: u32, to: u32| if f & b != 0 { to } else { 0 };
+    SendWr {
+        wr_id: w.id,
+        next,
+        sg_list,
+        num_sge: (w.len > 0) as c_int,
+        opcode: opcode(f),
+        send_flags: bit(provider::SIGNALED, ffi::SEND_SIGNALED)
+            | bit(provider::INLINE, ffi::SEND_INLINE)
+            | bit(provider::SOLICITED, ffi::SEND_SOLICITED),
+        imm_data: w.imm.to_be(),
+        remote_addr: w.to,
+        rkey: w.rkey,
+        _rest: [0; 9],
+    }
+}
+
 pub unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_int {
     // SAFETY: an open id of ours, and `n` readable writes.
     let (id, list) = unsafe { (&*id.cast::<Id>(), std::slice::from_raw_parts(list, n as usize)) };
     // SAFETY: live objects.
     let (qp, post_send) = unsafe { ((*id.cm).qp, (*(*(*id.cm).qp).context).post_send) };
+    if let [w] = list {
+        let mut sge = sge_of(w);
+        let mut wr = request(w, &mut sge, null_mut());
+        let mut bad = null_mut();
+        // SAFETY: a valid request whose memory is registered.
+        let r = unsafe { post_send(qp, (&raw mut wr).cast(), &mut bad) };
+        return if r == 0 { 0 } else { r.abs().max(1) };
+    }
     for part in list.chunks(LIST) {
         let mut sge = [const { MaybeUninit::<Sge>::uninit() }; LIST];
         let mut wr = [const { MaybeUninit::<SendWr>::uninit() }; LIST];
         for (i, w) in part.iter().enumerate() {
-            sge[i].write(Sge { addr: w.from, length: w.len, lkey: w.lkey });
-            let f = w.flags;
-            let bit = |b: u32, to: u32| if f & b != 0 { to } else { 0 };
+            sge[i].write(sge_of(w));
             let next = if i + 1 < part.len() { wr[i + 1].as_mut_ptr() } else { null_mut() };
-            wr[i].write(SendWr {
-                wr_id: w.id,
-                next,
-                sg_list: sge[i].as_mut_ptr(),
-                num_sge: (w.len > 0) as c_int,
-                opcode: opcode(f),
-                send_flags: bit(provider::SIGNALED, ffi::SEND_SIGNALED)
-                    | bit(provider::INLINE, ffi::SEND_INLINE)
-                    | bit(provider::SOLICITED, ffi::SEND_SOLICITED),
-                imm_data: w.imm.to_be(),
-                remote_addr: w.to,
-                rkey: w.rkey,
-                _rest: [0; 9],
-            });
+            wr[i].write(request(w, sge[i].as_mut_ptr(), next));
         }
         let mut bad = null_mut();
         // SAFETY: a list of valid requests whose memory is registered.
