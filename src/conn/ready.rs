@@ -37,7 +37,8 @@ impl Conn {
             RxPath::Ring | RxPath::Returning | RxPath::RingFinal => {
                 let returning = rx.path() == RxPath::Returning;
                 let n = rx.ring().waiting();
-                (!returning && (n >= want as u64 || self.fin_seen())) || self.has_ended(END_EOF)
+                let enough = n >= want as u64 || self.fin_seen() || n > 0 && want > 1 && self.sender_is_stuck();
+                (!returning && enough) || self.has_ended(END_EOF)
             }
             RxPath::Tcp | RxPath::Replay => {
                 let fd = self.local().fd.load(Relaxed);
@@ -58,6 +59,14 @@ impl Conn {
                 }
             },
         }
+    }
+
+    /// Whether the peer, a process of this host, waits for room. Who waits for more bytes than a ring holds (`SO_RCVLOWAT`)
+    /// would wait for ever: the kernel, too, says that there is something to read when its window is shut.
+    #[cold]
+    pub fn sender_is_stuck(&self) -> bool {
+        let (Some(own), Some(peer), None) = (self.own(), self.peer(), self.remote()) else { return false };
+        peer.want.load(SeqCst) & (WANT_TX | FUTEX_TX) != 0 && own.consumed.load(Relaxed) < peer.tx_goal.load(Relaxed)
     }
 
     /// Whether its bytes come from the ring, so that the peer tells of new ones.

@@ -44,6 +44,8 @@ impl Conn {
         full_fence();
         if bits & WANT_TX != 0 {
             self.flush();
+            // It may wait for more than there is room for.
+            self.tell_peer(WANT_RX, FUTEX_RX);
         }
     }
 

@@ -49,6 +49,8 @@ pub(super) fn wait(
         chaos::stumble();
         if to_write {
             conn.flush();
+            // It may wait for more than there is room for.
+            conn.tell_peer(WANT_RX, FUTEX_RX);
         }
         if !table::is(fd, conn) {
             break Err(libc::EBADF);
@@ -254,8 +256,10 @@ fn quickly_readable(conn: &Conn, want: u32) -> bool {
     match (conn.own(), conn.peer()) {
         // Only where both directions are on the ring, and stay there, do the cursors alone tell.
         (Some(own), Some(peer)) if conn.stats().path_rx.load(Relaxed) == 1 => {
-            peer.produced.load(Acquire).wrapping_sub(own.consumed.load(Relaxed)) >= u64::from(want)
+            let there = peer.produced.load(Acquire).wrapping_sub(own.consumed.load(Relaxed));
+            there >= u64::from(want)
                 || peer.flags.load(Relaxed) & FIN != 0
+                || want > 1 && there > 0 && conn.sender_is_stuck()
         }
         _ => conn.takeable(want),
     }

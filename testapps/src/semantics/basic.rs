@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("sndtimeo-partial", sndtimeo_partial),
     ("rcvlowat-poll", rcvlowat_poll),
     ("rcvlowat-recv", rcvlowat_recv),
+    ("rcvlowat-of-a-small-sender", rcvlowat_small),
     ("zero-send", zero_send),
     ("zero-recv", zero_recv),
     ("names", names),
@@ -309,6 +310,51 @@ fn rcvlowat_poll(cx: &mut Cx) -> Res {
     sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
     same!(sys::poll1(cx.fd, POLLIN, 0)?, POLLIN, "POLLIN with SO_RCVLOWAT 1");
     cx.recv(90)
+}
+
+/// Who waits for more than the sender's buffer holds gets it all the same.
+fn rcvlowat_small(cx: &mut Cx) -> Res {
+    const MANY: usize = 200_000;
+    let (l, port) = sys::listen(0, 8)?;
+    let (client, server) = (sys::connect(port)?, sys::accept(l, 0)?);
+    sys::setsockopt(client, SOL_SOCKET, libc::SO_SNDBUF, 4096i32)?;
+    let t = std::thread::spawn(move || -> sys::R<()> {
+        let mut b = [0; 16];
+        for _ in 0..80 {
+            sys::write_all(client, &[1; 16])?;
+            sys::read_exact(client, &mut b)?;
+            util::pause_ms(1);
+        }
+        for _ in 0..4 {
+            sys::write_all(client, &[7; MANY])?;
+            sys::read_exact(client, &mut b)?;
+        }
+        sys::close(client)
+    });
+    let mut b = [0; 16];
+    for _ in 0..80 {
+        sys::read_exact(server, &mut b)?;
+        sys::write_all(server, &b)?;
+    }
+    sys::setsockopt(server, SOL_SOCKET, libc::SO_RCVLOWAT, MANY as i32 / 2)?;
+    for round in 0..4 {
+        let mut got = 0;
+        let mut b = vec![0; MANY];
+        while got < MANY / 2 {
+            if round % 2 == 0 {
+                same!(sys::poll1(server, POLLIN, 3000)?, POLLIN, "poll with SO_RCVLOWAT, {got} bytes received");
+            }
+            got += sys::recv(server, &mut b[got..], 0)?;
+        }
+        sys::setsockopt(server, SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
+        sys::read_exact(server, &mut b[got..])?;
+        sys::setsockopt(server, SOL_SOCKET, libc::SO_RCVLOWAT, MANY as i32 / 2)?;
+        ensure!(b.iter().all(|b| *b == 7), "bytes");
+        sys::write_all(server, &[1; 16])?;
+    }
+    ensure!(matches!(t.join(), Ok(Ok(()))), "the sender");
+    sys::close(l)?;
+    cx.warm(4, 0)
 }
 
 fn rcvlowat_recv(cx: &mut Cx) -> Res {
