@@ -121,13 +121,14 @@ pub fn send_msg(sock: c_int, m: &Msg, fds: &[c_int]) -> SysResult {
     unsafe { sys!(libc::SYS_sendmsg, sock, &h, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }
 }
 
-/// Whether the next message has fds, which would have low numbers if they came here.
-pub fn brings_fds(sock: c_int) -> bool {
+/// Whether the next message has fds, which would have low numbers if they came here. `EAGAIN`: there is no message yet,
+/// and the one that comes next may have some, so none is to be received before this was asked again.
+pub fn brings_fds(sock: c_int) -> Result<bool, Errno> {
     // SAFETY: all-zero is a valid msghdr: one without room.
     let mut h: libc::msghdr = unsafe { core::mem::zeroed() };
     // SAFETY: `h` is valid.
-    let n = unsafe { sys!(libc::SYS_recvmsg, sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_PEEK) };
-    n.is_ok() && h.msg_flags & libc::MSG_CTRUNC != 0
+    unsafe { sys!(libc::SYS_recvmsg, sock, &mut h, libc::MSG_DONTWAIT | libc::MSG_PEEK) }?;
+    Ok(h.msg_flags & libc::MSG_CTRUNC != 0)
 }
 
 /// Receives a message and its fds, without waiting. `Ok(None)`: the other end is gone. Fds that
@@ -571,6 +572,29 @@ mod tests {
     fn copy(fd: c_int) -> c_int {
         // SAFETY: copies an fd; what comes of it is this test's.
         unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) }.unwrap() as c_int
+    }
+
+    /// Where nothing has come yet it is not known what the next message brings.
+    #[test]
+    fn fds_are_known_before_they_are_received() {
+        let mut ends = [-1; 2];
+        // SAFETY: `ends` has room for two.
+        unsafe { sys!(libc::SYS_socketpair, libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, ends.as_mut_ptr()) }.unwrap();
+        let mut fds = [-1; 4];
+        assert_eq!(brings_fds(ends[1]), Err(libc::EAGAIN));
+        for with in [false, true, false] {
+            let given = if with { &ends[..1] } else { &[] };
+            send_msg(ends[0], &Msg { magic: MSG_MAGIC, kind: kind::BELL, ..Msg::default() }, given).unwrap();
+            assert_eq!(brings_fds(ends[1]), Ok(with));
+            assert!(recv_msg(ends[1], &mut fds).unwrap().is_some());
+            assert_eq!(fds[0] >= 0, with);
+            fds.iter().filter(|fd| **fd >= 0).for_each(|fd| sys::close_raw(*fd));
+            assert_eq!(brings_fds(ends[1]), Err(libc::EAGAIN));
+        }
+        sys::close_raw(ends[0]);
+        assert_eq!(brings_fds(ends[1]), Ok(false));
+        assert!(recv_msg(ends[1], &mut fds).unwrap().is_none(), "the end");
+        sys::close_raw(ends[1]);
     }
 
     /// The two ends of a link, as the rendezvous makes them.

@@ -94,10 +94,12 @@ impl Bg {
                 return;
             }
             let mut fds = [-1; 4];
-            let got = if desk::is_open() && link::brings_fds(l.sock) {
-                desk::run(|| Lent::new(l.sock).map(|s| link::recv_msg(s.fd(), &mut fds))).and_then(|r| r)
-            } else {
-                link::recv_msg(l.sock, &mut fds)
+            let got = match desk::is_open().then(|| link::brings_fds(l.sock)) {
+                Some(Ok(true)) => {
+                    desk::run(|| Lent::new(l.sock).map(|s| link::recv_msg(s.fd(), &mut fds))).and_then(|r| r)
+                }
+                Some(Err(e)) => Err(e),
+                Some(Ok(false)) | None => link::recv_msg(l.sock, &mut fds),
             };
             match got {
                 Ok(Some(m)) => self.on_message(l, &m, &mut fds),
