@@ -8,6 +8,7 @@
 //! whoever sleeps in the kernel wakes for either.
 
 use crate::bell;
+use crate::chaos;
 use crate::conn::{Both, Conn, Phase};
 use crate::edges::{News, Told};
 use crate::layout::{WANT_RX, WANT_TX};

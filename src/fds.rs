@@ -119,13 +119,22 @@ pub fn duplicated(old: c_int, new: c_int) {
     if process::is_guest() {
         return;
     }
-    match table::get(old) {
-        Entry::Conn(c) => {
-            c.local().fds.fetch_add(1, SeqCst);
-            table::put_conn(new, c);
+    loop {
+        match table::get(old) {
+            Entry::Conn(c) => {
+                chaos::stumble();
+                let _b = c.lock_both();
+                if !table::is(old, c) {
+                    // It goes on as another record.
+                    continue;
+                }
+                c.local().fds.fetch_add(1, SeqCst);
+                table::put_conn(new, c);
+            }
+            Entry::Set(s) => epoll::duplicated(s, new),
+            Entry::None => {}
         }
-        Entry::Set(s) => epoll::duplicated(s, new),
-        Entry::None => {}
+        return;
     }
 }
 
@@ -238,7 +247,9 @@ fn forget(fd: c_int, how: How) -> Outcome {
     chaos::stumble();
     let mut b = c.lock_both();
     if !table::is(fd, c) {
-        return Outcome::Bypass;
+        // It goes on as another record, or another thread was quicker.
+        drop(b);
+        return forget(fd, how);
     }
     table::take(fd);
     let last = c.local().fds.fetch_sub(1, SeqCst) == 1;

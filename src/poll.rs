@@ -153,7 +153,13 @@ impl Call<'_> {
         let mut managed = false;
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
-            let c = table::conn(p.fd).filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed));
+            let c = loop {
+                match table::conn(p.fd) {
+                    // It goes on as another record.
+                    Some(c) if c.phase() == Phase::Closed && !table::is(p.fd, c) => {}
+                    c => break c.filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed)),
+                }
+            };
             let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
             self.conns[i] = c;

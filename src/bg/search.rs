@@ -514,12 +514,13 @@ fn adopt(old: &'static Conn) -> Option<&'static Conn> {
         return None;
     }
     new.take_over(old);
-    epoll::moved(old, new);
-    for fd in 0..=table::highest() {
-        if table::is(fd, old) {
-            table::put_conn(fd, new);
+    epoll::moved(old, new, || {
+        for fd in 0..=table::highest() {
+            if table::is(fd, old) {
+                table::put_conn(fd, new);
+            }
         }
-    }
+    });
     new.set_phase(Phase::Raw);
     old.set_phase(Phase::Closed);
     drop(b);

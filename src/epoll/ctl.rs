@@ -27,34 +27,57 @@ pub fn fd_closed(conn: &Conn, last: bool) {
 /// # Safety
 /// `ev` must be readable where the operation needs it.
 pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
+    loop {
+        // SAFETY: the caller's promise.
+        if let Some(outcome) = unsafe { try_ctl(epfd, op, fd, ev) } {
+            return outcome;
+        }
+    }
+}
+
+/// What [`Set::change`] has done.
+#[derive(PartialEq)]
+enum Change {
+    Done,
+    /// Nothing: the set would need a bell, and gets none.
+    NoBell,
+    /// Nothing: the number is another record's.
+    Elsewhere,
+}
+
+/// `None`: the number's connection has got another record meanwhile.
+unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Option<Outcome> {
     if let Some(inner) = set_of(fd) {
-        return match make_set(epfd) {
+        return Some(match make_set(epfd) {
             Some(outer) if op == libc::EPOLL_CTL_DEL || !ev.is_null() => outer.nest(op, fd, inner, ev),
             _ => Outcome::Bypass,
-        };
+        });
     }
-    let Some(conn) = table::conn(fd) else { return Outcome::Bypass };
+    let Some(conn) = table::conn(fd) else { return Some(Outcome::Bypass) };
+    chaos::stumble();
     if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
         crate::visit::settle(conn);
     }
     if matches!(conn.phase(), Phase::Plain | Phase::Closed) && conn.local_items_empty() {
-        return Outcome::Bypass;
+        // A record that is no more has no items, but the one that it goes on as may have.
+        return table::is(fd, conn).then_some(Outcome::Bypass);
     }
     if ev.is_null() && op != libc::EPOLL_CTL_DEL {
-        return Outcome::Fail(libc::EFAULT);
+        return Some(Outcome::Fail(libc::EFAULT));
     }
-    let Some(set) = make_set(epfd) else { return Outcome::Bypass };
+    let Some(set) = make_set(epfd) else { return Some(Outcome::Bypass) };
     // SAFETY: the caller's promise.
     let want = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
     let mut done = set.change(op, fd, conn, want);
-    if done == Ok(false) {
+    if done == Ok(Change::NoBell) {
         crate::process::give_up(conn, crate::stats::Why::Resources);
         done = set.change(op, fd, conn, want);
     }
-    match done {
+    Some(match done {
+        Ok(Change::Elsewhere) => return None,
         // It could not return, and is reset.
-        Ok(false) => Outcome::Fail(libc::ENOSPC),
-        Ok(true) => {
+        Ok(Change::NoBell) => Outcome::Fail(libc::ENOSPC),
+        Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
                 conn.evidence.store(true, Relaxed);
                 conn.in_sight();
@@ -62,7 +85,7 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
             Outcome::Done(0)
         }
         Err(e) => Outcome::Fail(e),
-    }
+    })
 }
 
 /// As the kernel checks `EPOLLEXCLUSIVE` with `EPOLL_CTL_ADD`.
@@ -102,19 +125,21 @@ impl Set {
         }
     }
 
-    /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`. False: the set would need a bell, and
-    /// gets none.
+    /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`.
     fn change(
         &'static self,
         op: c_int,
         fd: c_int,
         conn: &'static Conn,
         want: Option<epoll_event>,
-    ) -> Result<bool, Errno> {
+    ) -> Result<Change, Errno> {
         let epfd = self.epfd.load(Relaxed);
         let key = Key::new(fd, conn);
         let local = conn.local();
         let lg = local.lock.lock();
+        if !table::is(fd, conn) {
+            return Ok(Change::Elsewhere);
+        }
         let sg = self.lock.lock();
         // SAFETY: guarded by `local.lock` and `lock`.
         let (mine, inner) = unsafe { (&mut *local.items.get(), &mut *self.inner.get()) };
@@ -133,7 +158,7 @@ impl Set {
             (libc::EPOLL_CTL_ADD, _) if managed => {
                 check_exclusive(ev.events)?;
                 if self.need_bell().is_none() {
-                    return Ok(false);
+                    return Ok(Change::NoBell);
                 }
                 self.one_more();
             }
@@ -146,7 +171,7 @@ impl Set {
                 // Added before it was a connection: that the kernel knows it proves that it is here.
                 kernel_ctl(epfd, op, fd, &ev)?;
                 if self.need_bell().is_none() {
-                    return Ok(false);
+                    return Ok(Change::NoBell);
                 }
                 let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
                 self.one_more();
@@ -160,7 +185,7 @@ impl Set {
                 let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
                 local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
-                return Ok(true);
+                return Ok(Change::Done);
             }
             _ => return Err(libc::EINVAL),
         }
@@ -181,7 +206,7 @@ impl Set {
         if managed {
             self.push_ready(fd, conn);
         }
-        Ok(true)
+        Ok(Change::Done)
     }
 }
 

@@ -77,11 +77,15 @@ pub(super) fn saw(conn: &Conn) {
     let _ = conn.local().blind.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1));
 }
 
-/// The connection `old`, which is not managed, goes on as `new`.
-pub fn moved(old: &'static Conn, new: &'static Conn) {
+/// The connection `old`, which is not managed, goes on as `new`. `rename` gives its numbers to `new`: a change of an item
+/// that has found `old` by its number looks whether it still is that number's, and must not find an item moved that it has
+/// yet to change.
+pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
     let (from, to) = (old.local(), new.local());
     let _og = from.lock.lock();
     let _ng = to.lock.lock();
+    rename();
+    chaos::stumble();
     // SAFETY: guarded by `local.lock`, both of them.
     let (theirs, ours) = unsafe { (&mut *from.items.get(), &mut *to.items.get()) };
     // Threads in `poll` leave by themselves.

@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("family-killed-holders", killed_holders),
     ("family-killed-parent", killed_parent),
     ("family-parent-closes-at-once", parent_closes_at_once),
+    ("family-parent-closes-meanwhile", parent_closes_meanwhile),
     ("family-child-half-closes", child_half_closes),
     ("family-peer-closed-before", peer_closed_before),
     ("family-nonblocking-child", nonblocking_child),
@@ -352,6 +353,35 @@ fn parent_closes_at_once(cx: &mut Cx) -> Res {
     same!(cx.tell(Op::Echo, 200, 16, 0)?, 200, "messages of the child");
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads when the child has ended");
     reap(pid)
+}
+
+fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
+    // The connection becomes the child's own while the child changes what its set waits for, as PostgreSQL does with each
+    // request, and gives it further numbers and takes them away.
+    for round in 0..30 {
+        cx.renew()?;
+        let mut c = cx.with_fd(cx.fd);
+        cx.post(Op::Echo, 400, 16, 0)?;
+        let pid = child(move || {
+            let ep = set(&c, libc::EPOLLOUT)?;
+            for i in 0..400 {
+                sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, c.fd, libc::EPOLLOUT as u32, 7)?;
+                same!(events(ep, 3000)?, libc::EPOLLOUT, "events for writing, message {i}");
+                c.send(16)?;
+                sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, c.fd, EPOLLIN as u32, 7)?;
+                same!(events(ep, 3000)?, EPOLLIN, "events for reading, message {i}");
+                c.recv(16)?;
+                sys::close(sys::dup(c.fd)?)?;
+            }
+            Ok(())
+        })?;
+        sys::close(cx.fd)?;
+        same!(cx.wait()?, 400, "messages of child {round}");
+        reap(pid)?;
+        // A number for `renew` to close.
+        cx.fd = sys::epoll_create()?;
+    }
+    Ok(())
 }
 
 fn child_half_closes(cx: &mut Cx) -> Res {
