@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
-HAProxy's. Both ends of nearly all their connections are in the preloaded
+HAProxy's, PostgreSQL's. Both ends of nearly all their connections are in the preloaded
 processes, so these must leave TCP: a suite of which no connection did counts
 as failed.
 
@@ -22,7 +22,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, frameworks, haproxy, node, ruby, uvloop
+from suites import cpython, crates, events, frameworks, haproxy, node, postgres, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -35,6 +35,7 @@ SUITES = {
     "ruby": ruby.prepare,
     "frameworks": frameworks.prepare,
     "haproxy": haproxy.prepare,
+    "postgres": postgres.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
