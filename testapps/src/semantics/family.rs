@@ -358,13 +358,13 @@ fn parent_closes_at_once(cx: &mut Cx) -> Res {
 fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
     // The connection becomes the child's own while the child changes what its set waits for, as PostgreSQL does with each
     // request, and gives it further numbers and takes them away.
-    for round in 0..30 {
+    for round in 0..16 {
         cx.renew()?;
         let mut c = cx.with_fd(cx.fd);
-        cx.post(Op::Echo, 400, 16, 0)?;
+        cx.post(Op::Echo, 300, 16, 0)?;
         let pid = child(move || {
             let ep = set(&c, libc::EPOLLOUT)?;
-            for i in 0..400 {
+            for i in 0..300 {
                 sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, c.fd, libc::EPOLLOUT as u32, 7)?;
                 same!(events(ep, 3000)?, libc::EPOLLOUT, "events for writing, message {i}");
                 c.send(16)?;
@@ -376,7 +376,7 @@ fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
             Ok(())
         })?;
         sys::close(cx.fd)?;
-        same!(cx.wait()?, 400, "messages of child {round}");
+        same!(cx.wait()?, 300, "messages of child {round}");
         reap(pid)?;
         // A number for `renew` to close.
         cx.fd = sys::epoll_create()?;
