@@ -9,6 +9,7 @@
 
 use crate::shm::{self, Map};
 use core::alloc::{GlobalAlloc, Layout};
+use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
@@ -88,11 +89,33 @@ impl List {
 
 static FREE: [List; CLASSES] = [const { List(AtomicU64::new(0)) }; CLASSES];
 
+/// The first blocks are cut from here, with no system call: a program may have a filter of those by then.
+struct First(UnsafeCell<[u8; FIRST]>);
+
+/// Bytes; pages that are not used do not exist.
+const FIRST: usize = 256 << 10;
+
+// SAFETY: blocks of it have one owner each, see `cut`.
+unsafe impl Sync for First {}
+
+static FIRST_BLOCKS: First = First(UnsafeCell::new([0; FIRST]));
+/// How much of it is used, and more once a block has not found room.
+static FIRST_USED: AtomicUsize = AtomicUsize::new(0);
+
 /// Where the newest chunk's unused part begins. Where a chunk would begin: there is none.
 static UNUSED: AtomicUsize = AtomicUsize::new(0);
 
 /// A new block. Null: no memory.
 fn cut(bytes: usize) -> *mut u8 {
+    let base = FIRST_BLOCKS.0.get().cast::<u8>();
+    let skip = base.align_offset(GRAIN);
+    if FIRST_USED.load(Relaxed) < FIRST {
+        let from = skip + FIRST_USED.fetch_add(bytes, Relaxed);
+        if from + bytes <= FIRST {
+            // SAFETY: within it.
+            return unsafe { base.add(from) };
+        }
+    }
     let mut at = UNUSED.load(Acquire);
     loop {
         let left = at.next_multiple_of(CHUNK) - at;
