@@ -392,6 +392,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             drop(b);
             return Outcome::Bypass;
         }
+        // To whoever holds it, though the kernel's socket may live on.
+        Phase::Away if c.has_ended(END_FAILED) => return Outcome::Fail(libc::ENOTCONN),
         Phase::Away if visit::is_home(&mut b) => {
             c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
             return Outcome::Bypass;
@@ -399,7 +401,10 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         Phase::Managed => {}
         _ => return Outcome::Bypass,
     }
-    if c.is_over() || c.peer_closed() && c.kernel_hangup() & libc::EPOLLHUP as u32 != 0 {
+    if c.is_over()
+        || c.peer_closed() && c.kernel_hangup() & libc::EPOLLHUP as u32 != 0
+        || visit::is_home(&mut b) && sys::is_tcp_closed(fd)
+    {
         // The kernel wakes all who wait for the socket all the same.
         c.kicks.fetch_add(1, SeqCst);
         drop(b);
@@ -611,8 +616,11 @@ pub fn disconnected(fd: c_int) {
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let e = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) if c.phase() == Phase::Managed => {
-            let e = c.take_error();
+        (libc::SOL_SOCKET, libc::SO_ERROR) if matches!(c.phase(), Phase::Raw | Phase::Managed) => {
+            let e = match c.take_error() {
+                0 => io::lost_error(c).unwrap_or(0),
+                e => e,
+            };
             // How the kernel's socket fared after the connection had failed is no news.
             if e == 0 && !c.has_ended(END_FAILED) {
                 return Outcome::Bypass;

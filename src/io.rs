@@ -32,8 +32,8 @@ mod wait;
 use armed::{armed_front, armed_peek, armed_rest, ring_peek};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
-pub use errors::pending_error;
-use errors::{broken_pipe, fail_after, send_nothing};
+use errors::{broken_pipe, fail_after, send_nothing, shut_error};
+pub use errors::{lost_error, pending_error};
 use held::hold;
 pub use held::release;
 pub use raw::{end_peek, BEGIN_SLOW};
@@ -669,7 +669,8 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         }
     }
     if conn.has_ended(END_WRSHUT | END_FAILED) {
-        return Put::Error(libc::EPIPE);
+        drop(tx);
+        return Put::Error(shut_error(fd, conn));
     }
     let path = tx.path();
     if path == TxPath::Replay || tx.pending() {
@@ -689,6 +690,11 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if path == TxPath::Tcp && (conn.is_refused() || conn.phase() == Phase::Away) && conn.awaits_fin() {
         // Not before the peer's kernel refuses it, too.
         return Put::Full;
+    }
+    if path == TxPath::Tcp && conn.lost.load(Relaxed) != 0 {
+        if let Some(e) = lost_error(conn) {
+            return Put::Error(e);
+        }
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
         // To a peer that is gone, too: the kernel knows what to say.

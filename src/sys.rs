@@ -124,6 +124,17 @@ pub fn sockopt_int(fd: c_int, level: c_int, name: c_int) -> SysResult<c_int> {
     Ok(v)
 }
 
+/// Whether the kernel has no connection any more: it was reset, or both directions have ended.
+pub fn is_tcp_closed(fd: c_int) -> bool {
+    /// `TCP_CLOSE`, linux/tcp_states.h.
+    const CLOSE: u8 = 7;
+    let mut state = 0u8;
+    let mut l: libc::socklen_t = 1;
+    // SAFETY: one writable byte; the first of a `tcp_info` is the state.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state, &mut l) }.is_ok()
+        && state == CLOSE
+}
+
 /// An `int` that an ioctl reports.
 pub fn ioctl_int(fd: c_int, req: u64) -> SysResult<c_int> {
     let mut v: c_int = 0;

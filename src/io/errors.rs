@@ -19,7 +19,7 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
     // As in `put`.
     let kernel = || conn.has_ended(END_TXDEAD) || conn.peer_closed() || conn.lock_tx().path() == TxPath::Tcp;
     let e = match conn.take_error() {
-        0 if conn.has_ended(END_WRSHUT | END_FAILED) => libc::EPIPE,
+        0 if conn.has_ended(END_WRSHUT | END_FAILED) => shut_error(fd, conn),
         // SAFETY: no bytes are read.
         0 if kernel() => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
         e => e,
@@ -28,6 +28,27 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
         0 => Outcome::Done(0),
         libc::EPIPE => broken_pipe(flags),
         e => Outcome::Fail(e),
+    }
+}
+
+/// An error that the kernel has told the library's own call: a send, or who asks for it, is told before what came before
+/// it is read.
+pub fn lost_error(conn: &Conn) -> Option<Errno> {
+    let e = conn.find_lost()?;
+    conn.end.fetch_or(END_TOLD, SeqCst);
+    Some(e)
+}
+
+/// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something
+/// that nobody can read any more, which is a reset.
+pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
+    let is_home = {
+        let tx = conn.lock_tx();
+        tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()
+    };
+    match is_home && !conn.has_ended(END_FAILED) {
+        true => pending_error(fd).unwrap_or(libc::EPIPE),
+        false => libc::EPIPE,
     }
 }
 
@@ -40,22 +61,24 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
     let asked = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
     let e = match conn.take_error() {
-        0 if kernel => asked(),
+        0 if kernel => match asked() {
+            0 => lost_error(conn).unwrap_or(0),
+            e => e,
+        },
         // It may be told before what has come by TCP.
         0 if matches!(conn.lock_rx().path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay) => {
-            let e = match asked() {
-                libc::EPIPE => libc::EPIPE,
+            match asked() {
+                libc::EPIPE => {
+                    conn.end.fetch_or(END_TOLD, SeqCst);
+                    libc::EPIPE
+                }
                 e => {
                     if e != 0 {
                         conn.note_lost(e);
                     }
-                    conn.find_lost().unwrap_or(0)
+                    lost_error(conn).unwrap_or(0)
                 }
-            };
-            if e != 0 {
-                conn.end.fetch_or(END_TOLD, SeqCst);
             }
-            e
         }
         e => e,
     };

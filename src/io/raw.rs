@@ -32,7 +32,7 @@ pub(super) fn recv_raw(
             waited = true;
             conn.slow.store(slow - 1, Relaxed);
             if let Err(e) = peek_wait(fd, conn, any(b), *since) {
-                return Step::Return(Outcome::Fail(e));
+                return Step::Return(fail_later(conn, b, e));
             }
             then = Since::now();
         }
@@ -79,7 +79,10 @@ pub(super) fn recv_raw(
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
                 if let Err(e) = peek_wait(fd, conn, any(b), *since) {
-                    return Step::Return(super::waited(b, e));
+                    return Step::Return(match e {
+                        libc::EAGAIN => super::waited(b, e),
+                        e => fail_later(conn, b, e),
+                    });
                 }
                 then = Since::now();
             }
@@ -87,13 +90,18 @@ pub(super) fn recv_raw(
                 if e == libc::EAGAIN && !may_wait {
                     conn.out_of_sight.store(true, SeqCst);
                 }
-                if b.skip > 0 {
-                    conn.note_lost(e);
-                }
-                return Step::Return(Outcome::Fail(e));
+                return Step::Return(fail_later(conn, b, e));
             }
         }
     }
+}
+
+/// What the kernel has said ends a receive. If bytes came before, the program gets those, and is told by its next call.
+fn fail_later(conn: &Conn, b: &Bufs, e: Errno) -> Outcome {
+    if b.skip > 0 {
+        conn.note_lost(e);
+    }
+    Outcome::Fail(e)
 }
 
 /// A receive that had to wait is likely to be followed by others: one system call less for each of these. Those
@@ -209,6 +217,12 @@ pub(super) fn send_raw(
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
             leave_kernel(conn, &conn.local().tx_inflight);
             return Step::Again;
+        }
+        if conn.lost.load(Relaxed) != 0 && b.skip == 0 {
+            if let Some(e) = lost_error(conn) {
+                leave_kernel(conn, &conn.local().tx_inflight);
+                return Step::Return(Outcome::Fail(e));
+            }
         }
         let left = b.len();
         let piece = if may_wait && conn.gentle.load(Relaxed) { left.min(RAW_PIECE) } else { left };

@@ -86,7 +86,7 @@ pub enum Op {
     SlowRecv,
     /// Receives until the end of the stream; the answer is how many.
     Drain,
-    /// Closes.
+    /// Closes, if it has not yet.
     Close,
     /// Shuts down; (1) as for `shutdown`.
     Shutdown,
@@ -262,10 +262,10 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
         Op::Recv => return e.recv(a as usize, usize::MAX, 0).map(|n| n as u64),
         Op::SlowRecv => return e.recv(a as usize, b as usize, c).map(|n| n as u64),
         Op::Drain => return e.recv(usize::MAX, usize::MAX, 0).map(|n| n as u64),
-        Op::Close => {
-            let fd = std::mem::replace(&mut e.fd, -1);
-            sys::close(fd)?;
-        }
+        Op::Close => match std::mem::replace(&mut e.fd, -1) {
+            -1 => {}
+            fd => sys::close(fd)?,
+        },
         Op::Shutdown => sys::shutdown(e.fd, a as i32)?,
         Op::Sleep => std::thread::sleep(std::time::Duration::from_micros(a)),
         Op::Linger => sys::set_linger(e.fd, true, a as i32)?,

@@ -16,6 +16,8 @@ pub const CHECKS: &[Check] = &[
     ("waits-on-after-a-handler", waits_on),
     ("refused-after-a-return", refused),
     ("told-a-child-how-it-failed", child_fails),
+    ("told-after-a-part", after_a_part),
+    ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
 ];
 
@@ -143,6 +145,58 @@ fn child_fails(cx: &mut Cx) -> Res {
     reap(pid)?;
     same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Err(libc::ECONNRESET), "send of nothing after a reset");
     same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::EPIPE), "send after that");
+    Ok(())
+}
+
+/// An error that ends a call which has received something is the next call's, whatever that is.
+fn after_a_part(cx: &mut Cx) -> Res {
+    let other = std::thread::spawn(|| util::pause_ms(300));
+    for (fresh, asks) in [(true, false), (false, true), (true, true), (false, false)] {
+        cx.renew()?;
+        if !fresh {
+            cx.leave_tcp()?;
+        }
+        // What nobody reads there makes the close a reset.
+        cx.send(8)?;
+        cx.post(Op::Send, 24, 0, 0)?;
+        cx.post(Op::Sleep, 20_000, 0, 0)?;
+        cx.post(Op::Close, 0, 0, 0)?;
+        let mut b = [0; 725];
+        same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Ok(24), "recv of all");
+        cx.take(&b[..24])?;
+        cx.wait()?;
+        if asks {
+            let ask = || sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            same!(ask(), Ok(libc::ECONNRESET), "SO_ERROR");
+            same!(ask(), Ok(0), "SO_ERROR again");
+        } else {
+            same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::ECONNRESET), "send after a reset");
+        }
+        same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::EPIPE), "send after that");
+        same!(sys::recv(cx.fd, &mut b, 0), Ok(0), "recv after that");
+    }
+    ensure!(other.join().is_ok(), "a thread");
+    cx.renew()?;
+    cx.warm(6, 0)
+}
+
+/// Who has shut both directions, and is sent something all the same, has no connection any more.
+fn refusal(cx: &mut Cx) -> Res {
+    for last in [Op::Send, Op::Shutdown] {
+        // The end of the stream stands behind what is not read.
+        cx.send(8)?;
+        same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "poll of what came");
+        cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+        same!(sys::wait1(cx.fd, POLLIN, 2000)?, POLLIN, "poll of the end");
+        let mut c = cx.with_fd(cx.fd);
+        reap(child(move || Ok(c.send(100)?))?)?;
+        util::pause_ms(5);
+        let wanted = if last == Op::Send { libc::ECONNRESET } else { libc::ENOTCONN };
+        cx.post(last, 1, 0, 0)?;
+        same!(cx.answer()?, Err(wanted), "what it is told");
+        cx.renew()?;
+        cx.warm(40, 8)?;
+    }
     Ok(())
 }
 
