@@ -649,6 +649,23 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
     Outcome::Done(0)
 }
 
+/// The bound of what may be under way was changed. The kernel wakes all who wait, if there is room now.
+fn more_room(c: &Conn) {
+    if !c.is_managed() {
+        return;
+    }
+    {
+        let mut tx = c.lock_tx();
+        if tx.path() == TxPath::Ring && tx.ring().can_grow(c.ring_limit()) {
+            c.nospace.store(false, Relaxed);
+        }
+    }
+    if c.writable() {
+        c.kicks.fetch_add(1, SeqCst);
+        c.notify();
+    }
+}
+
 /// `setsockopt(2)`.
 ///
 /// # Safety
@@ -704,7 +721,11 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 c.notify();
             }
         }
-        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_SNDBUF => read_options(c, fd),
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => read_options(c, fd),
+        libc::SO_SNDBUF => {
+            read_options(c, fd);
+            more_room(c);
+        }
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.
             let l = unsafe { (val as *const linger).read_unaligned() };
