@@ -37,6 +37,11 @@ impl Set {
     /// Takes events from the list of items that may be ready, but for those that call `round` has reported, or
     /// the kernel to it.
     fn harvest(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
+        self.harvest_of(evs, max, round, |_| true)
+    }
+
+    /// The same of those connections alone that are `wanted`.
+    fn harvest_of(&self, evs: *mut epoll_event, max: usize, round: u64, wanted: impl Fn(&Conn) -> bool) -> usize {
         if self.listed.load(SeqCst) == 0 {
             return 0;
         }
@@ -56,7 +61,7 @@ impl Set {
                         i.listed = false;
                         // Another thread's call, which began later, may have overwritten that this one reported it.
                         let told = i.round >= round || i.since >= round;
-                        if i.managed && !i.spent && told {
+                        if i.managed && !i.spent && (told || !wanted(i.conn)) {
                             i.listed = true;
                             inner.ready.push_back(key);
                             left -= 1;
@@ -318,21 +323,41 @@ impl Set {
             self.kernel_first.store(true, Relaxed);
             return n;
         }
-        if n > 0 && !kernel_due {
+        if n == 0 {
+            return kernel(0);
+        }
+        if !kernel_due && self.moving.load(Relaxed) == 0 {
             return n;
         }
-        let n = n + kernel(n);
-        n + if n > 0 { self.late(after(n), max - n, round) } else { 0 }
+        n + self.complete(evs, n, max, kernel_due, round)
+    }
+
+    /// For a call that is about to return `n` events of rings at `evs`: what was ready before it, too. Returns how many
+    /// events that makes.
+    ///
+    /// What came by TCP goes first. Nothing tells which came earlier; but connections that are not on rings are most often
+    /// new, and whoever speaks on a new connection and then on an old one is to be heard in that order.
+    fn complete(&self, evs: *mut epoll_event, n: usize, max: usize, ask_kernel: bool, round: u64) -> usize {
+        // SAFETY: never past `max` events, here and below.
+        let after = |n: usize| unsafe { evs.add(n) };
+        let mut by_tcp = if ask_kernel { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
+        if n + by_tcp < max && self.moving.load(Relaxed) > 0 {
+            self.look_at_moving();
+            by_tcp += self.harvest_of(after(n + by_tcp), max - n - by_tcp, round, |c| !c.reads_ring());
+        }
+        if n > 0 && by_tcp > 0 {
+            // SAFETY: so many events were written there; the program's array need not be aligned for them.
+            unsafe { core::slice::from_raw_parts_mut(evs.cast::<[u8; size_of::<epoll_event>()]>(), n + by_tcp) }
+                .rotate_left(n);
+        }
+        let n = n + by_tcp;
+        by_tcp + if n < max { self.late(after(n), max - n, round) } else { 0 }
     }
 
     /// For a call that is about to return: rings that were ready before it, but have not come to the list
     /// yet, because the background thread was to be told of them.
     fn late(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
-        if max == 0 {
-            return 0;
-        }
         link::drain_hints_of(self.bell.load(Acquire), 0);
-        self.look_at_moving();
         self.harvest(evs, max, round)
     }
 
@@ -535,16 +560,13 @@ impl Set {
             link::drain_hints(b);
             let round = if n > 0 { round } else { self.new_round() };
             // SAFETY: `n <= max` events are used.
-            let mut n = n + self.harvest(unsafe { evs.add(n) }, max - n, round);
+            let (evs_of_rings, left_of_max) = (unsafe { evs.add(n) }, max - n);
+            let of_rings = self.harvest(evs_of_rings, left_of_max, round);
             let over = left() == 0;
+            let mut n = n + of_rings;
             if n > 0 || over {
-                // SAFETY: as above.
-                n += self.late(unsafe { evs.add(n) }, max - n, round);
-            }
-            if hit && kernel == 0 && n > 0 {
-                // What else became ready while we span.
-                // SAFETY: as above.
-                n += self.look_kernel(unsafe { evs.add(n) }, max - n).unwrap_or(0);
+                // Also what else became ready while we span.
+                n += self.complete(evs_of_rings, of_rings, left_of_max, hit && kernel == 0, round);
             }
             if n > 0 {
                 self.show();
