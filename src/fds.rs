@@ -1,7 +1,7 @@
 //! The life of an fd: opened, duplicated, configured, shut down, closed.
 
 use crate::conn::*;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, RDSHUT, WANT_RX, WANT_TX};
+use crate::layout::*;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
@@ -308,8 +308,11 @@ fn forget(fd: c_int, how: How) -> Outcome {
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
             if let Ok(d) = fdhigh::dup_high(fd) {
-                // The kernel's end comes only then; that of the ring needs not wait for it.
-                if let Some(own) = c.own().filter(|_| b.tx.path() == TxPath::Ring) {
+                // The kernel's end comes only then; that of the ring needs not wait for it. (A return that waits for no
+                // program is over at once, and the end of both is the same.)
+                let flags = c.peer().map_or(0, |p| p.flags.load(SeqCst));
+                let quick = flags & (LEAVING | MARK_TAKEN) == LEAVING | MARK_TAKEN;
+                if let Some(own) = c.own().filter(|_| b.tx.path() == TxPath::Ring && !quick) {
                     own.flags.fetch_or(FIN, SeqCst);
                     c.flush();
                 }

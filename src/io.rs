@@ -680,15 +680,18 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Full;
     }
-    if conn.is_refused() && !tx.peer_is_home() && !conn.has_ended(END_TXDEAD) && !conn.peer_closed() && !b.is_nowhere()
-    {
+    let away = conn.phase() == Phase::Away;
+    let on_rings = !tx.peer_is_home() && !tx.has_resumed();
+    if conn.is_refused() && on_rings && !conn.has_ended(END_TXDEAD) && !conn.peer_closed() && !b.is_nowhere() {
         // As in the kernel: this call is the last that succeeds.
         drop(tx);
         pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
         return Put::Sent(b.len());
     }
-    if path == TxPath::Tcp && (conn.is_refused() || conn.phase() == Phase::Away) && conn.awaits_fin() {
-        // Not before the peer's kernel refuses it, too.
+    if path == TxPath::Tcp
+        && (away && on_rings || (conn.is_refused() || away) && (tx.has_resumed() || conn.awaits_fin()))
+    {
+        // Not before the peer's kernel refuses it, too. (Whether it does only the owner can know.)
         return Put::Full;
     }
     if path == TxPath::Tcp && conn.lost.load(Relaxed) != 0 {
@@ -832,5 +835,7 @@ pub fn one(buf: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: buf.cast_mut(), iov_len: len }]
 }
 
+#[cfg(test)]
+mod returns;
 #[cfg(test)]
 mod tests;

@@ -60,7 +60,7 @@ pub struct Geo {
 pub struct Slot {
     /// Bytes written into the ring, ever.
     pub produced: AtomicU64,
-    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`].
+    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
@@ -103,6 +103,11 @@ pub const RDSHUT: u32 = 32;
 
 /// The owner wants both directions back at once: nobody's reading is to be waited for.
 pub const HURRY: u32 = 64;
+
+/// The owner sends frames of a return, or is about to.
+pub const LEAVING: u32 = 128;
+/// The owner's process is about to end: no return is to begin any more.
+pub const BYE: u32 = 256;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

@@ -404,7 +404,7 @@ impl Link {
                     // SAFETY: connections are never freed.
                     if let Some(c) = unsafe { c.load(Acquire).as_ref() } {
                         c.notify();
-                        if c.is_hurried() {
+                        if c.is_hurried() || c.lingering.load(SeqCst) {
                             c.ask(ask::PUMP);
                         }
                     }
@@ -413,7 +413,7 @@ impl Link {
             for b in &batch[..n as usize] {
                 if let Some(c) = self.conn(*b) {
                     c.notify();
-                    if c.is_hurried() {
+                    if c.is_hurried() || c.lingering.load(SeqCst) {
                         c.ask(ask::PUMP);
                     }
                 }

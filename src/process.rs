@@ -1,7 +1,7 @@
 //! What concerns the process as a whole: its start and end, fork, exec.
 
 use crate::conn::*;
-use crate::layout::{ABORT, CLOSED};
+use crate::layout::{ABORT, BYE, CLOSED};
 use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
@@ -167,6 +167,10 @@ fn drain_at_exit() {
         while c.phase() == Phase::Managed && now_ns() < until {
             let busy = {
                 let mut b = c.lock_both();
+                if let Some(own) = c.own().filter(|_| c.holders.is_only(holder_id())) {
+                    own.flags.fetch_or(BYE, SeqCst);
+                    c.flush();
+                }
                 pump::run(&mut b);
                 // A mark or frame that nobody takes makes the kernel reset what should only end.
                 let about_to = c.connector.load(Relaxed) && c.peer().is_none() && !c.has_ended(END_EOF);

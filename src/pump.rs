@@ -43,7 +43,8 @@ fn advance(b: &mut Both) -> bool {
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let kept = b.rx.ring().kept.len() as u64;
         // What has ended cannot return.
-        let step = if conn.has_ended(END_EOF) { Ok(false) } else { b.sw().step(consumed, produced, kept) };
+        let speaks = !conn.has_ended(END_EOF) && may_speak(b);
+        let step = if speaks { b.sw().step(consumed, produced, kept) } else { Ok(false) };
         let stepped = match step {
             Ok(s) => s,
             Err(_) => {
@@ -83,6 +84,34 @@ fn advance(b: &mut Both) -> bool {
         }
     }
     changed
+}
+
+/// Whether frames of a return may be sent, which is announced before the first. A peer that has closed, or ends, reads
+/// none: its kernel would answer them with a reset, though nothing is amiss. Either it sees the announcement, and keeps its
+/// socket until the return is done ([`Both::is_returning`]), or this end sees that it has closed; if both, it is taken back.
+fn may_speak(b: &mut Both) -> bool {
+    if !b.sw().leaving() || b.sw().has_sent_frames() {
+        return true;
+    }
+    let conn = b.tx.conn();
+    let (Some(own), Some(peer)) = (conn.own(), conn.peer()) else { return true };
+    let in_vain = || {
+        let flags = peer.flags.load(SeqCst);
+        flags & (CLOSED | BYE) != 0 || flags & LEAVING == 0 && own.flags.load(SeqCst) & BYE != 0
+    };
+    if in_vain() {
+        return false;
+    }
+    own.flags.fetch_or(LEAVING, SeqCst);
+    conn.flush();
+    stumble();
+    if in_vain() {
+        own.flags.fetch_and(!LEAVING, SeqCst);
+        conn.flush();
+        conn.hint_peer();
+        return false;
+    }
+    true
 }
 
 /// Directions that were shut in the ring are shut in TCP, too, when they have come there.
@@ -485,7 +514,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         return false;
     }
     let errno = if errno == 0 { conn.find_lost().unwrap_or(0) } else { errno };
-    let spoke = b.sw().has_sent_frames();
+    let (spoke, resumed_empty) = (b.sw().has_sent_frames(), b.sw().resumed_empty());
     let verdict = b.sw().end(false);
     let (mut aborted, mut closed, mut after_fin) = (false, false, false);
     if let Some(p) = conn.peer() {
@@ -500,6 +529,9 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         r.produced > r.consumed
     };
     let on_ring = b.sw().tx() == TxPath::Ring;
+    // Whoever still reads its ring, as the peer did, has not got to our `Resume`, nor to anything behind it.
+    let sent_since = conn.own().is_none_or(|o| conn.tx_tcp() != o.mark_at.load(Relaxed));
+    let frames_alone = if on_ring { spoke } else { resumed_empty && !sent_since };
     let error = match verdict {
         End::Reset => libc::ECONNRESET,
         // The mark is lost, and with it the place of what the peer has written into its ring.
@@ -507,9 +539,9 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         // Died without a goodbye on another host: nobody knows what it had accepted for sending.
         End::AfterRing if conn.remote_pid.load(Relaxed) != 0 && !closed => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
-        _ if on_ring && (aborted || (!closed && unread)) => libc::ECONNRESET,
+        _ if aborted || on_ring && !closed && unread => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
-        _ if errno == libc::ECONNRESET && !aborted && (closed || (on_ring && spoke)) => 0,
+        _ if errno == libc::ECONNRESET && !aborted && (closed || frames_alone) => 0,
         _ => errno,
     };
     match error {

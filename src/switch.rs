@@ -436,6 +436,14 @@ impl Switch {
         }
     }
 
+    /// Whether this end has said `Resume` and had nothing to repeat.
+    pub fn resumed_empty(&self) -> bool {
+        matches!(self.tx, TxPath::Replay | TxPath::Tcp)
+            && self.got_return
+            && self.back == 0
+            && self.replay_end == self.peer_consumed
+    }
+
     /// So many bytes of [`Switch::replay`] were written to TCP.
     pub fn replayed(&mut self, n: u64) {
         if self.tx == TxPath::Replay {

@@ -38,6 +38,11 @@ impl<'a> Tx<'a> {
         // SAFETY: as above.
         matches!(unsafe { (*self.conn.sw.get()).rx() }, RxPath::Tcp | RxPath::Replay)
     }
+    /// Whether our direction has come back to TCP, and the peer's has not.
+    pub fn has_resumed(&self) -> bool {
+        // SAFETY: as above.
+        self.path() == TxPath::Tcp && unsafe { (*self.conn.sw.get()).rx() } == RxPath::Returning
+    }
     /// Whether control bytes have to go first.
     pub fn pending(&self) -> bool {
         // SAFETY: as above.
@@ -92,19 +97,28 @@ impl Both<'_> {
         unsafe { &mut *self.rx.conn.sw.get() }
     }
     /// Whether the kernel's socket must stay open for a while after a close: bytes of ours are still to be
-    /// written, or the peer may still write a mark, or a frame while the kernel has bytes of ours: a closed socket would
-    /// answer with a reset, and lose them. (What is in a ring is not lost.)
+    /// written, or the peer may still write a mark, or a frame: a closed socket would answer with a reset, which loses what
+    /// the kernel has, and looks like a failure to a peer that has returned to TCP. (What is in a ring is not lost.)
     pub fn is_owed(&mut self) -> bool {
         let conn = self.rx.conn();
         self.tx.pending()
             || self.tx.path() == TxPath::Replay
             || self.has_unsent()
+            || self.is_returning()
             || (matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
                 && conn.peer().is_some()
                 && !conn.has_ended(END_EOF))
             || (self.tx.path() == TxPath::Ring
                 && !conn.has_ended(END_EOF)
                 && conn.remote().is_some_and(|r| !r.has_delivered(conn.slot.load(Relaxed))))
+    }
+
+    /// Whether the peer has frames to send, or sends what we have returned for.
+    pub fn is_returning(&mut self) -> bool {
+        let conn = self.rx.conn();
+        let asked = conn.peer().is_some_and(|p| p.flags.load(SeqCst) & LEAVING != 0);
+        (self.tx.has_resumed() || asked && matches!(self.rx.path(), RxPath::Ring | RxPath::Returning))
+            && !conn.has_ended(END_EOF)
     }
 
     /// Whether the kernel has bytes of the program's that it has not delivered, and the peer may still send a frame.

@@ -143,7 +143,8 @@ impl Conn {
                 }
                 ok
             }
-            TxPath::Tcp if tx.pending() || self.is_refused() && self.awaits_fin() => false,
+            TxPath::Tcp if tx.pending() => false,
+            TxPath::Tcp if self.is_refused() && (tx.has_resumed() || self.awaits_fin()) => false,
             TxPath::Tcp => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
             _ => false,
         }

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-const NONCE: wire::Nonce = [0x5a; 16];
+pub(super) const NONCE: wire::Nonce = [0x5a; 16];
 
 /// A connection that is armed, and the peer that writes to it.
-fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
+pub(super) fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
     let l = TcpListener::bind("127.0.0.1:0").unwrap();
     let theirs = TcpStream::connect(l.local_addr().unwrap()).unwrap();
     let ours = l.accept().unwrap().0;
@@ -20,13 +20,13 @@ fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
 }
 
 /// The fd is the connection's, for calls that look it up.
-fn know(fd: c_int, conn: &'static Conn) {
+pub(super) fn know(fd: c_int, conn: &'static Conn) {
     table::for_tests();
     assert!(table::put_conn(fd, conn));
 }
 
 /// Until the kernel has what was written, and the end if there was one.
-fn settle(conn: &Conn, events: i16) {
+pub(super) fn settle(conn: &Conn, events: i16) {
     let fd = conn.local().fd.load(Relaxed);
     for _ in 0..1000 {
         if sys::poll_now(fd, events) & events == events {

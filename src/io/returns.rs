@@ -1,0 +1,145 @@
+//! Tests of what a return must not do to who closes, ends, sends or waits meanwhile.
+
+use super::tests::{armed, know, settle, NONCE};
+use super::*;
+use crate::layout::Slot;
+use crate::wire::Frame;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+
+/// A connection on rings in both directions, of which nobody has sent a byte, and the peer.
+struct OnRing {
+    conn: &'static Conn,
+    ours: TcpStream,
+    theirs: TcpStream,
+    own: &'static Slot,
+    slot: &'static Slot,
+}
+
+impl OnRing {
+    fn new() -> OnRing {
+        let [own, slot]: [&'static Slot; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
+        let (conn, ours, mut theirs) = armed(slot);
+        conn.attach(None, 0, own);
+        conn.attach_peer(0, slot);
+        conn.confirmed.store(true, SeqCst);
+        slot.flags.store(MARK_BEGUN | MARK_TAKEN, SeqCst);
+        theirs.write_all(&wire::mark(&NONCE)).unwrap();
+        settle(conn, libc::POLLIN);
+        pump::run(&mut conn.lock_both());
+        theirs.read_exact(&mut [0; wire::MARK_LEN]).unwrap();
+        know(ours.as_raw_fd(), conn);
+        assert!(conn.lock_both().sw().is_ring());
+        OnRing { conn, ours, theirs, own, slot }
+    }
+
+    /// The peer has said `Return`, and the answer has gone out.
+    fn resumed() -> OnRing {
+        let mut r = OnRing::new();
+        r.theirs.write_all(&Frame::Return { consumed: 0 }.encode()).unwrap();
+        settle(r.conn, libc::POLLIN);
+        pump::run(&mut r.conn.lock_both());
+        r.theirs.read_exact(&mut [0; 2 * wire::FRAME_LEN]).unwrap();
+        assert!(r.conn.lock_tx().has_resumed());
+        r
+    }
+
+    fn put(&self) -> Put {
+        put(self.ours.as_raw_fd(), self.conn, Bufs::new(&one(c"x".as_ptr().cast(), 1)), 0)
+    }
+
+    /// How many bytes have come to the peer.
+    fn sent(&mut self) -> usize {
+        self.theirs.set_nonblocking(true).unwrap();
+        self.theirs.read(&mut [0; 100]).unwrap_or(0)
+    }
+}
+
+impl Drop for OnRing {
+    fn drop(&mut self) {
+        table::take(self.ours.as_raw_fd());
+        self.conn.attach(None, 0, core::ptr::null());
+        self.conn.set_phase(Phase::Closed);
+    }
+}
+
+/// Its kernel would answer with a reset, though it has read everything.
+#[test]
+fn no_frame_goes_to_who_has_closed() {
+    for gone in [CLOSED, BYE] {
+        let mut r = OnRing::new();
+        r.slot.flags.fetch_or(gone, SeqCst);
+        r.conn.lock_both().sw().leave();
+        pump::run(&mut r.conn.lock_both());
+        assert_eq!(r.sent(), 0, "bytes with {gone:#x}");
+        assert_eq!(r.own.flags.load(SeqCst) & LEAVING, 0, "it goes on waiting for frames");
+    }
+    // Who ends begins nothing, but answers.
+    let mut r = OnRing::new();
+    r.own.flags.fetch_or(BYE, SeqCst);
+    r.conn.lock_both().sw().leave();
+    pump::run(&mut r.conn.lock_both());
+    assert_eq!(r.sent(), 0);
+    r.slot.flags.fetch_or(LEAVING, SeqCst);
+    pump::run(&mut r.conn.lock_both());
+    assert_eq!(r.sent(), wire::FRAME_LEN);
+}
+
+/// The other half of the same: who closes keeps the kernel's socket for the frames that are announced.
+#[test]
+fn who_closes_waits_for_frames_that_are_announced() {
+    let r = OnRing::new();
+    assert!(!r.conn.lock_both().is_owed());
+    r.slot.flags.fetch_or(LEAVING, SeqCst);
+    assert!(r.conn.lock_both().is_owed());
+    // And for the last one, after which the peer is on TCP.
+    let r = OnRing::resumed();
+    assert!(r.conn.lock_both().is_owed());
+}
+
+/// The peer was killed before it read `Resume`, behind which there was nothing.
+#[test]
+fn a_reset_for_frames_alone_is_the_end() {
+    for sent in [0, 1] {
+        let r = OnRing::resumed();
+        r.conn.count_tx_tcp(sent);
+        crate::fds::reset_at_close(r.theirs.as_raw_fd());
+        let fd = r.theirs.as_raw_fd();
+        // SAFETY: the peer's socket, which is closed once more in vain when it is dropped.
+        let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RD) };
+        let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+        // SAFETY: the address is readable for its length.
+        let _ = unsafe { sys!(libc::SYS_connect, fd, &unspec, size_of_val(&unspec)) };
+        settle(r.conn, libc::POLLERR);
+        pump::run(&mut r.conn.lock_both());
+        let want = if sent > 0 { libc::ECONNRESET } else { 0 };
+        assert_eq!(r.conn.take_error(), want, "{sent} bytes sent by TCP since");
+        assert!(r.conn.has_ended(END_EOF));
+    }
+}
+
+/// What the peer has reset it has reset, also in the middle of a return.
+#[test]
+fn a_reset_within_a_return_is_told() {
+    let r = OnRing::resumed();
+    r.slot.flags.fetch_or(ABORT | CLOSED, SeqCst);
+    r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
+    settle(r.conn, libc::POLLRDHUP);
+    pump::run(&mut r.conn.lock_both());
+    assert_eq!(r.conn.take_error(), libc::ECONNRESET);
+}
+
+/// The peer has shut both directions, and is still to come back: its kernel refuses what is sent, and not before.
+#[test]
+fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
+    let mut r = OnRing::resumed();
+    r.slot.flags.fetch_or(FIN | RDSHUT, SeqCst);
+    assert!(matches!(r.put(), Put::Full), "it was sent, or the connection was reset");
+    assert!(!r.conn.writable());
+    r.theirs.write_all(&Frame::Resume { from: 0, until: 0 }.encode()).unwrap();
+    r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
+    settle(r.conn, libc::POLLRDHUP);
+    pump::run(&mut r.conn.lock_both());
+    assert!(matches!(r.put(), Put::Sent(1)));
+}
