@@ -672,6 +672,15 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
         drop(tx);
         return Put::Error(shut_error(fd, conn));
     }
+    if tx.is_due() && !conn.rx_lock.held_by_me() {
+        // Behind how much more of the program's bytes the mark comes is this thread's doing, which may give the locks to no
+        // other for long; and a peer in a hurry takes all that stands before it.
+        drop(tx);
+        if pump::run(&mut conn.lock_both()) {
+            return Put::Gone;
+        }
+        tx = conn.lock_tx();
+    }
     let path = tx.path();
     if path == TxPath::Replay || tx.pending() {
         drop(tx);
@@ -723,6 +732,9 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     }
     if b.is_nowhere() {
         return Put::Error(libc::EFAULT);
+    }
+    if tx.is_cramped() && !conn.is_refused() {
+        return Put::Full;
     }
     if conn.is_refused() {
         drop(tx);

@@ -38,6 +38,21 @@ impl<'a> Tx<'a> {
         // SAFETY: as above.
         matches!(unsafe { (*self.conn.sw.get()).rx() }, RxPath::Tcp | RxPath::Replay)
     }
+    /// Whether the mark is still to be written, and may be, or is wanted soon.
+    pub fn is_due(&self) -> bool {
+        // SAFETY: as above.
+        let rx = unsafe { (*self.conn.sw.get()).rx() };
+        self.path() == TxPath::Tcp
+            && matches!(rx, RxPath::Armed | RxPath::Draining | RxPath::Ring)
+            && (self.conn.confirmed.load(Acquire) || self.conn.is_hurried())
+    }
+    /// Whether the way back to TCP has begun where the kernel has no room: what the ring has is room that no peer has made.
+    pub fn is_cramped(&self) -> bool {
+        // SAFETY: as above.
+        let leaving = unsafe { (*self.conn.sw.get()).leaving() };
+        let full = || sys::poll_now(self.conn.local().fd.load(Relaxed), libc::POLLOUT) == 0;
+        leaving && self.conn.fulls.load(SeqCst) > 0 && full()
+    }
     /// Whether our direction has come back to TCP, and the peer's has not.
     pub fn has_resumed(&self) -> bool {
         // SAFETY: as above.

@@ -125,6 +125,7 @@ impl Conn {
             // The mark goes first.
             TxPath::Ring if tx.pending() => false,
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
+            TxPath::Ring if tx.is_cramped() => false,
             TxPath::Ring => {
                 let cap_known = self.ring_limit();
                 let ring = tx.ring();

@@ -143,3 +143,38 @@ fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
     pump::run(&mut r.conn.lock_both());
     assert!(matches!(r.put(), Put::Sent(1)));
 }
+
+/// Where the kernel has no room a mark that a return needs makes none.
+#[test]
+fn a_return_makes_no_room() {
+    let r = OnRing::new();
+    assert!(r.conn.writable());
+    let full = [0u8; 1 << 16];
+    let fd = r.ours.as_raw_fd();
+    // SAFETY: `full` is readable.
+    while unsafe { sys::send(fd, full.as_ptr().cast(), full.len(), libc::MSG_DONTWAIT) }.is_ok() {}
+    r.conn.fulls.fetch_add(1, SeqCst);
+    r.conn.lock_both().sw().leave();
+    assert!(!r.conn.writable());
+    assert!(matches!(r.put(), Put::Full));
+}
+
+/// A thread that sends without end writes the mark itself: no other need get the locks for that.
+#[test]
+fn who_sends_begins_the_mark() {
+    let own = Slot::default();
+    let slot = Slot::default();
+    let (conn, ours, _theirs) = armed(&slot);
+    conn.attach(None, 0, &own);
+    conn.attach_peer(0, &slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    let x = one(c"x".as_ptr().cast(), 1);
+    assert!(matches!(put(fd, conn, Bufs::new(&x), 0), Put::Sent(1)));
+    conn.confirmed.store(true, SeqCst);
+    assert!(matches!(put(fd, conn, Bufs::new(&x), 0), Put::Gone), "it was sent before the mark");
+    assert_eq!(conn.lock_tx().path(), TxPath::Ring);
+    table::take(fd);
+    conn.attach(None, 0, core::ptr::null());
+    conn.set_phase(Phase::Closed);
+}
