@@ -1,13 +1,13 @@
 //! Threads that are cancelled while a call waits, or before.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{Cx, Op, Res, Why, PIECE};
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{c_int, c_void, EPOLLIN, POLLIN};
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -172,18 +172,19 @@ unsafe fn epoll_pwait(ep: RawFd) -> isize {
     libc::epoll_pwait(ep, &mut e, 1, 60_000, std::ptr::null()) as isize
 }
 
-const PIECE: [u8; 100] = [1; 100];
+/// What the calls below send.
+static NEXT: [AtomicU8; PIECE] = [const { AtomicU8::new(0) }; PIECE];
 
 unsafe fn send(fd: RawFd) -> isize {
-    libc::send(fd, PIECE.as_ptr().cast(), 100, libc::MSG_NOSIGNAL)
+    libc::send(fd, NEXT.as_ptr().cast(), PIECE, libc::MSG_NOSIGNAL)
 }
 
 unsafe fn write(fd: RawFd) -> isize {
-    libc::write(fd, PIECE.as_ptr().cast(), 100)
+    libc::write(fd, NEXT.as_ptr().cast(), PIECE)
 }
 
 unsafe fn writev(fd: RawFd) -> isize {
-    let v = libc::iovec { iov_base: PIECE.as_ptr() as *mut c_void, iov_len: 100 };
+    let v = libc::iovec { iov_base: NEXT.as_ptr() as *mut c_void, iov_len: PIECE };
     libc::writev(fd, &v, 1)
 }
 
@@ -221,12 +222,19 @@ fn receiving_part(cx: &mut Cx) -> Res {
 fn sending(cx: &mut Cx) -> Res {
     let calls: [(&str, Call); 3] = [("send", send), ("write", write), ("writev", writev)];
     let mut n = 0;
-    for _ in 0..4 {
-        n += cx.fill(1)? as u64 + cx.fill(4096)? as u64;
-        util::pause_ms(5);
-    }
     for (what, call) in calls {
-        cancel(what, cx.fd, false, call)?;
+        n += cx.full(|cx, b| {
+            NEXT.iter().zip(b).for_each(|(to, from)| to.store(*from, SeqCst));
+            let t = start(cx.fd, false, call)?;
+            util::pause_ms(30);
+            // SAFETY: the thread is not joined yet.
+            same!(unsafe { libc::pthread_cancel(t) }, 0, "pthread_cancel");
+            match end(t) {
+                Some(CANCELED) => Ok(None),
+                Some(k) if k > 0 && k <= PIECE => Ok(Some(k)),
+                how => Err(Why(format!("a thread in {what} ended so: {how:?}"))),
+            }
+        })?;
     }
     same!(cx.tell(Op::Recv, n, 0, 0)?, n, "bytes that arrived");
     cx.warm(6, 0)

@@ -278,6 +278,9 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
     Ok(0)
 }
 
+/// See [`Cx::full`].
+pub const PIECE: usize = 100;
+
 /// What a check works with.
 pub struct Cx {
     /// The check's own end.
@@ -436,6 +439,31 @@ impl Cx {
             }
         }
         Err(Why("the buffer never became full".into()))
+    }
+
+    /// Has `f` wait in a send of the stream's next [`PIECE`] bytes, in a connection that is full. It says how many were taken,
+    /// or `None` if it did wait: buffers grow by themselves, and what finds room says nothing of waiting. Returns how many
+    /// bytes were taken.
+    pub fn full(&mut self, mut f: impl FnMut(&mut Cx, &[u8]) -> Result<Option<usize>, Why>) -> Result<u64, Why> {
+        // Little, so that it is soon full.
+        sys::setsockopt(self.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 20_000i32)?;
+        let (mut n, mut quiet) = (0, 0);
+        for _ in 0..200 {
+            // A receiver's kernel that had no room finds some when the sender's tries again, later and later.
+            let more = self.fill(1)? as u64 + self.fill(4096)? as u64;
+            n += more;
+            quiet = if more == 0 { quiet + 1 } else { 0 };
+            util::pause_ms(50);
+            if quiet < 12 {
+                continue;
+            }
+            let b = prng::bytes(OUT, self.tx, PIECE);
+            let Some(k) = f(self, &b)? else { return Ok(n) };
+            self.tx += k as u64;
+            n += k as u64;
+            quiet = 0;
+        }
+        Err(Why("there was always room".into()))
     }
 
     /// Checks received bytes and counts them.

@@ -31,7 +31,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// System calls that no library sees.
-mod hidden {
+pub(super) mod hidden {
     use libc::{c_int, c_long, timespec};
     use std::os::fd::RawFd;
 
