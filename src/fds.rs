@@ -85,12 +85,24 @@ pub fn read_options(c: &Conn, fd: c_int) {
     };
     c.ring_cap.store(cap, Relaxed);
     for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
-        let mut t = timeval { tv_sec: 0, tv_usec: 0 };
-        let mut len = size_of::<timeval>() as socklen_t;
-        // SAFETY: `t` and `len` are writable.
-        let _ = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, name, &mut t, &mut len) };
-        to.store(t.tv_sec * 1_000_000_000 + t.tv_usec * 1000, Relaxed);
+        match read_timeout(fd, name) {
+            // The kernel does not tell one from the other.
+            0 if to.load(Relaxed) == AT_ONCE => {}
+            t => to.store(t, Relaxed),
+        }
     }
+}
+
+/// A time limit of less than nothing, which the kernel takes for one that is always over. Not 0, which is none.
+const AT_ONCE: i64 = 1;
+
+/// A time limit in nanoseconds, as the kernel has understood it.
+fn read_timeout(fd: c_int, name: c_int) -> i64 {
+    let mut t = timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<timeval>() as socklen_t;
+    // SAFETY: `t` and `len` are writable.
+    let _ = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, name, &mut t, &mut len) };
+    t.tv_sec * 1_000_000_000 + t.tv_usec * 1000
 }
 
 /// Notes the socket's `SO_RCVLOWAT`. While the connection is managed the kernel's is 1, because marks and frames are
@@ -557,6 +569,8 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
 const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 const SO_TIMESTAMP_NEW: c_int = 63;
 const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
 
 /// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
 pub fn uses_feature(fd: c_int) -> bool {
@@ -724,7 +738,13 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 c.notify();
             }
         }
-        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => read_options(c, fd),
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
+            let receive = matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
+            // SAFETY: the kernel has just read it.
+            let over = unsafe { (val as *const timeval).read_unaligned() }.tv_sec < 0;
+            let t = if over { AT_ONCE } else { read_timeout(fd, name) };
+            if receive { &c.rcvtimeo } else { &c.sndtimeo }.store(t, Relaxed);
+        }
         libc::SO_SNDBUF => {
             read_options(c, fd);
             more_room(c);

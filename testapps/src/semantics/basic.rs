@@ -25,6 +25,7 @@ pub const CHECKS: &[Check] = &[
     ("rcvtimeo-partial", rcvtimeo_partial),
     ("sndtimeo", sndtimeo),
     ("sndtimeo-partial", sndtimeo_partial),
+    ("timeout-of-less-than-nothing", timeout_below_zero),
     ("rcvlowat-poll", rcvlowat_poll),
     ("rcvlowat-recv", rcvlowat_recv),
     ("rcvlowat-of-a-small-sender", rcvlowat_small),
@@ -242,6 +243,38 @@ fn rcvtimeo(cx: &mut Cx) -> Res {
     sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 0)?;
     cx.later(300, 10)?;
     same!(sys::read(cx.fd, &mut b), Ok(10), "read without a timeout");
+    cx.take(&b[..10])
+}
+
+/// The kernel takes a negative time limit for one that is over.
+fn timeout_below_zero(cx: &mut Cx) -> Res {
+    let mut b = [0; 50];
+    let nothing = libc::timeval { tv_sec: -1, tv_usec: 0 };
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        sys::setsockopt(cx.fd, SOL_SOCKET, name, nothing)?;
+    }
+    same!(sys::read(cx.fd, &mut b), Err(EAGAIN), "read of nothing");
+    same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Err(EAGAIN), "recv of nothing");
+    // Another option is no other limit.
+    sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_SNDBUF, 50_000i32)?;
+    same!(sys::read(cx.fd, &mut b), Err(EAGAIN), "read of nothing after SO_SNDBUF");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(sys::recv(cx.fd, &mut b, MSG_WAITALL)?, 10, "recv of more than there is");
+    cx.take(&b[..10])?;
+    let n = cx.fill(4096)?;
+    let more = cx.out(4096);
+    let sent = match sys::send(cx.fd, &more, 0) {
+        Ok(k) => k,
+        Err(EAGAIN) => 0,
+        Err(e) => return Err(e.into()),
+    };
+    cx.tx -= (more.len() - sent) as u64;
+    let all = (n + sent) as u64;
+    same!(cx.tell(Op::Recv, all, 0, 0)?, all, "bytes that arrived");
+    sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 0)?;
+    cx.later(100, 10)?;
+    same!(sys::read(cx.fd, &mut b), Ok(10), "read without a limit");
     cx.take(&b[..10])
 }
 
