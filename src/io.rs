@@ -32,7 +32,7 @@ mod wait;
 use armed::{armed_front, armed_peek, armed_rest, ring_peek};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
-use errors::{broken_pipe, fail_after, send_nothing, shut_error};
+use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message};
 pub use errors::{lost_error, pending_error};
 use held::hold;
 pub use held::release;
@@ -240,13 +240,18 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         visit::arrive(conn);
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
-        let step = match conn.phase() {
-            Phase::Raw => recv_raw(fd, conn, &mut b, msg, flags, (may_wait, &mut since)),
-            Phase::Away => recv_away(fd, conn, &mut b, msg, flags, may_wait),
-            _ => recv_managed(fd, conn, &mut b, msg, flags, (may_wait, &mut since)),
+        let (step, msg) = match conn.phase() {
+            Phase::Raw if b.skip == 0 => (recv_raw(fd, conn, &mut b, msg, flags, (may_wait, &mut since)), None),
+            Phase::Raw => (recv_raw(fd, conn, &mut b, None, flags, (may_wait, &mut since)), msg),
+            Phase::Away => (recv_away(fd, conn, &mut b, flags, may_wait), msg),
+            _ => (recv_managed(fd, conn, &mut b, flags, (may_wait, &mut since)), msg),
         };
         if let Step::Return(o) = step {
-            return b.outcome(o);
+            let o = b.outcome(o);
+            if let (Outcome::Done(_), Some(m)) = (o, msg) {
+                tell_message(m, flags);
+            }
+            return o;
         }
     }
 }
@@ -484,7 +489,6 @@ fn recv_managed(
     fd: c_int,
     conn: &'static Conn,
     b: &mut Bufs,
-    msg: Option<&mut msghdr>,
     flags: c_int,
     (may_wait, since): (bool, &mut Since),
 ) -> Step {
@@ -501,11 +505,6 @@ fn recv_managed(
     let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
     let mut then = *since;
-    if let Some(m) = msg {
-        m.msg_namelen = 0;
-        m.msg_controllen = 0;
-        m.msg_flags = 0;
-    }
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     loop {
         // An error with no bytes before it is told even to who asks for none.

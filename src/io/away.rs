@@ -20,21 +20,9 @@ fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno>
 }
 
 /// Another process is to bring the connection home; what comes by TCP on the way is read here.
-pub(super) fn recv_away(
-    fd: c_int,
-    conn: &'static Conn,
-    b: &mut Bufs,
-    msg: Option<&mut msghdr>,
-    flags: c_int,
-    may_wait: bool,
-) -> Step {
+pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
     let begun = now_ns();
     let until = visit::until(conn, may_wait, conn.rcvtimeo.load(Relaxed));
-    if let Some(m) = msg {
-        m.msg_namelen = 0;
-        m.msg_controllen = 0;
-        m.msg_flags = 0;
-    }
     loop {
         if b.len() > 0 {
             match take(fd, conn, *b, flags) {

@@ -26,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     ("sndtimeo", sndtimeo),
     ("sndtimeo-partial", sndtimeo_partial),
     ("timeout-of-less-than-nothing", timeout_below_zero),
+    ("recvmsg-in-vain", recvmsg_in_vain),
     ("rcvlowat-poll", rcvlowat_poll),
     ("rcvlowat-recv", rcvlowat_recv),
     ("rcvlowat-of-a-small-sender", rcvlowat_small),
@@ -276,6 +277,35 @@ fn timeout_below_zero(cx: &mut Cx) -> Res {
     cx.later(100, 10)?;
     same!(sys::read(cx.fd, &mut b), Ok(10), "read without a limit");
     cx.take(&b[..10])
+}
+
+/// A `recvmsg` that fails leaves its header alone: a program may call it again with the same.
+fn recvmsg_in_vain(cx: &mut Cx) -> Res {
+    let (mut b, mut name, mut control) = ([0u8; 10], [0u8; 64], [0u8; 32]);
+    let mut v = [libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: b.len() }];
+    let mut h = sys::msghdr(&mut v);
+    h.msg_control = control.as_mut_ptr().cast();
+    h.msg_controllen = control.len() as _;
+    h.msg_namelen = 64;
+    h.msg_flags = -1;
+    let told = |h: &libc::msghdr| (h.msg_namelen, h.msg_controllen, h.msg_flags);
+    for named in [false, true] {
+        if named {
+            h.msg_name = name.as_mut_ptr().cast();
+        }
+        // SAFETY: what the header points at is writable, here and below.
+        same!(unsafe { libc::recvmsg(cx.fd, &mut h, libc::MSG_DONTWAIT) }, -1, "recvmsg of nothing");
+        same!(told(&h), (64, 32, -1), "the header after a call in vain");
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        // SAFETY: as above.
+        same!(unsafe { libc::recvmsg(cx.fd, &mut h, 0) }, 10, "recvmsg");
+        same!(told(&h), (if named { 0 } else { 64 }, 0, 0), "the header, with a name: {named}");
+        cx.take(&b)?;
+        h.msg_controllen = control.len() as _;
+        h.msg_flags = -1;
+    }
+    Ok(())
 }
 
 fn rcvtimeo_partial(cx: &mut Cx) -> Res {
