@@ -36,7 +36,12 @@ impl News {
         let (fulls, kicks, s) = (conn.fulls.load(SeqCst), conn.kicks.load(SeqCst), conn.stats());
         let on_tcp = matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay);
         let ended = || on_tcp && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0;
-        let end = (conn.fin_seen() || ended()) as u64;
+        // Where the mark has not come nobody can take the end that the ring has behind it: that is news when it has.
+        let there = match rx.path() {
+            RxPath::Armed | RxPath::Draining => crate::io::before_mark(conn, rx).1,
+            _ => true,
+        };
+        let end = (conn.fin_seen() && there || ended()) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
         News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks }
     }

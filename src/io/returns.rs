@@ -178,3 +178,23 @@ fn who_sends_begins_the_mark() {
     conn.attach(None, 0, core::ptr::null());
     conn.set_phase(Phase::Closed);
 }
+
+/// The end stands in the ring before the mark has come: whoever was told of it could not take it yet, and is told again.
+#[test]
+fn an_end_behind_a_mark_is_news_with_the_mark() {
+    use crate::edges::{News, Told};
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    let own = Slot::default();
+    conn.attach(None, 0, &own);
+    conn.attach_peer(0, &slot);
+    slot.flags.store(MARK_BEGUN | FIN, SeqCst);
+    let told = Told::all(News::of(conn), libc::EPOLLIN as u32);
+    theirs.write_all(&wire::mark(&NONCE)).unwrap();
+    settle(conn, libc::POLLIN);
+    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
+    pump::run(&mut conn.lock_both());
+    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
+    conn.attach(None, 0, core::ptr::null());
+    conn.set_phase(Phase::Closed);
+}
