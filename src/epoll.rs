@@ -35,7 +35,7 @@ mod ctl;
 mod inherited;
 mod nested;
 mod wait;
-pub use ctl::{ctl, fd_closed, manage, seen, unmanage};
+pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
@@ -77,6 +77,8 @@ struct Item {
     muted: bool,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
+    /// Put back into the kernel's set when its number was closed: the number that it has there instead, or -1.
+    aside: c_int,
     /// Counts the times it was changed: who looks at it without the lock must not report it as it was before.
     changes: u32,
 }
@@ -101,6 +103,7 @@ impl Item {
             told,
             muted,
             rearmed,
+            aside: -1,
             changes: 0,
         }
     }

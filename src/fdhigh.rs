@@ -54,6 +54,22 @@ pub fn dup_high(fd: c_int) -> SysResult<c_int> {
     Ok(new)
 }
 
+/// Another fd for what `fd` is, for a moment, with a number that is unlikely to be in use before that number is wanted
+/// again: `at`, which may be taken all the same, or any.
+pub fn dup_aside(fd: c_int, at: Option<c_int>) -> SysResult<c_int> {
+    // The last of the library's quarter.
+    const LAST: c_int = 32;
+    let from = at.unwrap_or(lowest() / 3 * 4 - LAST);
+    // SAFETY: a new number disturbs nothing.
+    match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) } {
+        Ok(new) => {
+            note(new as c_int);
+            Ok(new as c_int)
+        }
+        Err(_) => dup_high(fd),
+    }
+}
+
 /// Notes that `fd` is the library's.
 fn note(fd: c_int) {
     if (0..BITS as c_int).contains(&fd) {

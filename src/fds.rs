@@ -142,6 +142,7 @@ pub fn duplicated(old: c_int, new: c_int) {
                 }
                 c.local().fds.fetch_add(1, SeqCst);
                 table::put_conn(new, c);
+                epoll::number_back(c, new);
             }
             Entry::Set(s) => epoll::duplicated(s, new),
             Entry::None => {}

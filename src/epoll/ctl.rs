@@ -277,16 +277,45 @@ fn state(b: &mut Both, fd: c_int) -> (News, u32) {
     (News::under(&mut b.rx), bits.into())
 }
 
-/// Puts an item back into the kernel's set.
-fn give_back(epfd: c_int, fd: c_int, conn: &Conn, ev: &epoll_event) {
+/// Puts an item back into the kernel's set. Returns the number that it has there if its own is closed, or -1.
+fn give_back(epfd: c_int, fd: c_int, conn: &Conn, ev: &epoll_event) -> c_int {
     if table::is(fd, conn) {
         let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev);
-        return;
+        return -1;
     }
     // Its number is closed, which leaves it in the set, as here: under a number that lives for a moment.
     // Another number of the connection is open, for the caller holds both its locks.
-    if let Ok(d) = crate::fdhigh::dup_high(conn.local().fd.load(Relaxed)) {
-        let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, d, ev);
+    let Ok(d) = crate::fdhigh::dup_aside(conn.local().fd.load(Relaxed), None) else { return -1 };
+    let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, d, ev);
+    crate::sys::close(d);
+    d
+}
+
+/// A closed number is the connection's again, and so are the items that were added under it: in the kernel's sets they may
+/// stand under another. Under both locks.
+pub fn number_back(conn: &Conn, fd: c_int) {
+    let local = conn.local();
+    let _lg = local.lock.lock();
+    // SAFETY: guarded by `local.lock`.
+    for (s, _) in unsafe { &*local.items.get() }.iter().filter(|(_, f)| *f == fd) {
+        // SAFETY: sets are never freed.
+        let s = unsafe { &**s };
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &mut *s.inner.get() };
+        let Some(i) = inner.items.get_mut(&Key::new(fd, conn)) else { continue };
+        let aside = core::mem::replace(&mut i.aside, -1);
+        if i.managed || aside < 0 {
+            continue;
+        }
+        // What the kernel has it takes out by that number only.
+        let Ok(d) = crate::fdhigh::dup_aside(fd, Some(aside)) else { continue };
+        let epfd = s.epfd.load(Relaxed);
+        let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
+        let ev = epoll_event { events, u64: i.data };
+        if d == aside && kernel_ctl(epfd, libc::EPOLL_CTL_DEL, d, &ev).is_ok() {
+            let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev);
+        }
         crate::sys::close(d);
     }
 }
@@ -335,7 +364,7 @@ pub fn unmanage(b: &mut Both) {
             // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
             i.since = s.rounds.fetch_add(1, SeqCst);
             s.returned.store(i.since, SeqCst);
-            give_back(s.epfd.load(Relaxed), *fd, conn, &ev);
+            i.aside = give_back(s.epfd.load(Relaxed), *fd, conn, &ev);
             i.managed = false;
             s.managed.fetch_sub(1, SeqCst);
             s.moves.fetch_add(1, SeqCst);

@@ -18,6 +18,7 @@ pub const CHECKS: &[Check] = &[
     ("dup-fcntl", dup_fcntl),
     ("dup-in-epoll", dup_in_epoll),
     ("dup-in-epoll-number-reused", dup_in_epoll_reused),
+    ("dup-in-epoll-returned", dup_in_epoll_returned),
     ("dup-in-epoll-back-to-tcp", dup_in_epoll_back),
     ("dup-shutdown", dup_shutdown),
     ("dup2-over-ring", dup2_over),
@@ -278,6 +279,23 @@ fn dup_in_epoll_reused(cx: &mut Cx) -> Res {
     same!(ready()?, vec![6, 9], "events when the number is back");
     ctl(libc::EPOLL_CTL_DEL, old, 0)?;
     same!(ready()?, vec![9], "events when the item is gone");
+    sys::close(old)?;
+    cx.recv(10)
+}
+
+/// The connection has returned to TCP while the number of its item was closed; then the number is its own again.
+fn dup_in_epoll_returned(cx: &mut Cx) -> Res {
+    let (ep, old) = orphan(cx)?;
+    let ctl = |op, data| sys::epoll_ctl(ep, op, old, EPOLLIN as u32, data);
+    // Rings do not have this option.
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1i32)?;
+    sys::dup2(cx.fd, old)?;
+    same!(ctl(libc::EPOLL_CTL_ADD, 6), Err(libc::EEXIST), "EPOLL_CTL_ADD when the number is back");
+    ctl(libc::EPOLL_CTL_MOD, 6)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(sys::epoll_wait(ep, 8, 2000)?, vec![(EPOLLIN as u32, 6)], "events when the number is back");
+    ctl(libc::EPOLL_CTL_DEL, 0)?;
+    same!(sys::epoll_wait(ep, 8, 20)?.len(), 0, "events when the item is gone");
     sys::close(old)?;
     cx.recv(10)
 }
