@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
-HAProxy's, PostgreSQL's. Both ends of nearly all their connections are in the preloaded
+Twisted's, HAProxy's, PostgreSQL's. Both ends of nearly all their connections are in the preloaded
 processes, so these must leave TCP: a suite of which no connection did counts
 as failed.
 
