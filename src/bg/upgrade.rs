@@ -240,7 +240,14 @@ impl Bg {
             Ok((slot, nonce)) => {
                 self.drop_look((m.tuple, true));
                 told(m.tuple, "accepted");
-                attach_peer(conn, l, m.a, m.nonce);
+                if !attach_peer(conn, l, m.a, m.nonce) {
+                    // The program has closed it since, or is about to end. Nobody is left to read the peer's mark, which
+                    // the kernel would answer with a reset.
+                    reject(self, Why::Refused);
+                    conn.lock_both().sw().disarm();
+                    self.left_by_peer.insert((key(l), slot));
+                    return self.unmanage(conn, Why::Refused);
+                }
                 self.say(l, Msg { kind: kind::ACCEPT, a: m.a, b: slot, nonce, ..Msg::default() });
                 // What was written before this may have been the mark's cue.
                 self.stir(conn);

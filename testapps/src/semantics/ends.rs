@@ -8,6 +8,7 @@ use libc::{SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_ERROR};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
+    ("close-while-the-peer-looks", close_while_looking),
     ("half-close-mine-first", half_mine),
     ("half-close-peer-first", half_peer),
     ("half-close-with-data", half_with_data),
@@ -381,4 +382,47 @@ fn recvmmsg_first(cx: &mut Cx) -> Res {
     cx.recv(10)?;
     same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read at last");
     Ok(())
+}
+
+/// What `poll` says in the end: between TCP and a ring one thing may be told a moment before another.
+fn comes_to(fd: i32, events: i16, want: i16) -> sys::R<i16> {
+    for _ in 0..2000 {
+        if sys::poll1(fd, events, 0)? == want {
+            break;
+        }
+        util::pause_ms(1);
+    }
+    sys::poll1(fd, events, 0)
+}
+
+/// A close at any moment on the way to a ring is an end in order: nothing of the library's is answered by a reset.
+fn close_while_looking(cx: &mut Cx) -> Res {
+    for i in 0..60 {
+        cx.renew()?;
+        cx.warm(8 + i % 24, 0)?;
+        cx.post(Op::Close, 0, 0, 0)?;
+        same!(comes_to(cx.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP)?, POLLIN | POLLRDHUP, "poll of the end");
+        util::pause_ms(i % 3);
+        same!(sys::poll1(cx.fd, POLLIN | POLLRDHUP, 0)?, POLLIN | POLLRDHUP, "the same a moment later");
+        same!(sys::recv(cx.fd, &mut [0; 8], 0), Ok(0), "recv of the end");
+        cx.wait()?;
+        match i % 5 {
+            0 => {
+                same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR), Ok(0), "SO_ERROR");
+                same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Ok(1), "send to who has closed");
+                const OVER: i16 = POLLIN | POLLERR | POLLHUP;
+                same!(comes_to(cx.fd, POLLIN, OVER)?, OVER, "poll after that");
+                let again = sys::send(cx.fd, &[1], MSG_NOSIGNAL);
+                ensure!(matches!(again, Err(EPIPE | ECONNRESET)), "another send: {again:?}");
+            }
+            1 => {
+                same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Ok(0), "send of nothing");
+                same!(sys::shutdown(cx.fd, SHUT_WR), Ok(()), "shutdown");
+                same!(sys::poll1(cx.fd, POLLIN, 0)?, POLLIN | POLLHUP, "poll after that");
+            }
+            _ => {}
+        }
+    }
+    cx.renew()?;
+    cx.warm(6, 0)
 }
