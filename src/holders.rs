@@ -62,6 +62,11 @@ impl Holders {
         }
     }
 
+    /// As [`Holders::born`], where only some connections expect a child: others are left as they are.
+    pub fn spawned(&self, token: u32, who: u32) {
+        let _ = self.who.iter().any(|w| w.compare_exchange(UNBORN | token, who, SeqCst, Relaxed).is_ok());
+    }
+
     /// `who` holds it no more.
     pub fn remove(&self, who: u32) {
         let it = |w: &AtomicU32| who != 0 && w.compare_exchange(who, 0, SeqCst, Relaxed).is_ok();
@@ -134,6 +139,21 @@ mod tests {
         child.wait().unwrap();
         h.remove(me);
         assert!(h.is_nobody());
+    }
+
+    #[test]
+    fn who_expects_no_child_gets_none() {
+        let me = std::process::id();
+        let mut h = Holders::default();
+        h.reset(me);
+        h.spawned(7, 0);
+        assert!(h.is_only(me));
+        h.expect(7);
+        assert!(!h.is_only(me), "an upgrade may begin while the child is being made");
+        h.spawned(8, 0);
+        assert!(!h.is_only(me));
+        h.spawned(7, 0);
+        assert!(h.is_only(me));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub unsafe fn exec_prepare(path: *const c_char, envp: *const *const c_char) {
     }
 }
 
-/// Before `posix_spawn(3)`. True: [`spawned`] is to be called when there is a child.
+/// Before `posix_spawn(3)`. True: [`spawned`] is to be called after it.
 ///
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
@@ -80,7 +80,7 @@ pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char) -> 
     process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare()
 }
 
-/// A child that cannot be preloaded has been spawned.
+/// A child that cannot be preloaded has been spawned, or (0) was not.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.

@@ -86,6 +86,11 @@ pub fn is_ending() -> bool {
     ENDED.load(SeqCst)
 }
 
+/// Whether the process is about to become another image, which knows nothing of an upgrade that begins now.
+pub fn is_executing() -> bool {
+    EXECUTING.load(SeqCst)
+}
+
 /// Random bytes.
 pub fn random(buf: &mut [u8]) {
     // SAFETY: `buf` is writable.
@@ -238,14 +243,19 @@ thread_local! {
 }
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// A name for the child that this thread is about to make, unique among those that a family has under way.
+fn new_token() -> u32 {
+    let token = (pid() << 8 | (FORKS.fetch_add(1, Relaxed) & 0xff)) & 0x3fff_ffff;
+    TOKEN.with(|t| t.set(token));
+    token
+}
+
 /// Before fork: the connections get another holder.
 pub fn fork_prepare() {
     if !is_active() {
         return;
     }
-    // Unique among the forks that a family has under way.
-    let token = (pid() << 8 | (FORKS.fetch_add(1, Relaxed) & 0xff)) & 0x3fff_ffff;
-    TOKEN.with(|t| t.set(token));
+    let token = new_token();
     let mut any = false;
     each_held(|c| {
         c.holders.expect(token);
@@ -359,6 +369,13 @@ pub fn exec_prepare() {
     // What a new image gets as its standard input or output it is going to use. The rest it asks for, if
     // it is preloaded (`foreign`).
     give_up_all(crate::streams::STANDARD.filter_map(table::conn), Why::Forked);
+    // No upgrade begins from here on; one that is just beginning has its connection's locks.
+    let first = !EXECUTING.swap(true, SeqCst);
+    each_held(|c| {
+        if !c.is_inherited() {
+            drop(c.lock_both());
+        }
+    });
     let until = now_ns() + 1_000_000_000;
     let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited();
     let mut any = false;
@@ -379,7 +396,7 @@ pub fn exec_prepare() {
     }
     bring_shared_home(until, close_on_exec);
     // Those that exec closes have a holder less.
-    if !EXECUTING.swap(true, SeqCst) {
+    if first {
         each_held(|c| {
             if close_on_exec(c) {
                 c.holders.remove(holder_id());
@@ -398,14 +415,21 @@ pub fn spawn_prepare() -> bool {
     }
     let until = now_ns() + 1_000_000_000;
     let mut any = false;
+    let token = new_token();
     each_held(|c| {
         if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && !close_on_exec(c) {
             any = true;
             if c.is_inherited() {
                 visit::settle(c);
             }
-            c.visited.store(true, SeqCst);
-            if c.phase() == Phase::Managed {
+            let managed = {
+                // An upgrade that is just beginning has either begun, or sees this.
+                let _b = c.lock_both();
+                c.holders.expect(token);
+                c.visited.store(true, SeqCst);
+                c.phase() == Phase::Managed
+            };
+            if managed {
                 leave(c);
                 await_home(c, until);
                 visit::await_rest(c, until);
@@ -428,13 +452,10 @@ fn leave_to_kernel(c: &'static Conn) {
     }
 }
 
-/// The child holds what it has inherited.
+/// The child holds what it has inherited; 0: there is none.
 pub fn spawned(child: i32) {
-    each_held(|c| {
-        if c.visited.load(Relaxed) && !close_on_exec(c) {
-            c.holders.add(child as u32);
-        }
-    });
+    let token = TOKEN.with(|t| t.replace(0));
+    each_held(|c| c.holders.spawned(token, child as u32));
 }
 
 /// exec has failed, and the process goes on.

@@ -125,10 +125,10 @@ unsafe fn spawn(pid: *mut pid_t, path: *const c_char, envp: Strings, real: impl 
     let mut child = 0;
     let held = keep_errno(|| ops::spawn_prepare(path, envp));
     let result = real(&mut child);
+    if held {
+        keep_errno(|| ops::spawned(if result == 0 { child } else { 0 }));
+    }
     if result == 0 {
-        if held {
-            keep_errno(|| ops::spawned(child));
-        }
         if !pid.is_null() {
             pid.write(child);
         }

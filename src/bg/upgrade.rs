@@ -305,7 +305,7 @@ impl Bg {
         }
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
-        if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() {
+        if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() || crate::process::is_executing() {
             return Err(Not::For(Why::Refused));
         }
         if conn.is_inherited() || !may_be_used(conn) {
