@@ -105,12 +105,17 @@ fn read_timeout(fd: c_int, name: c_int) -> i64 {
     t.tv_sec * 1_000_000_000 + t.tv_usec * 1000
 }
 
-/// Notes the socket's `SO_RCVLOWAT`. While the connection is managed the kernel's is 1, because marks and frames are
-/// shorter than what a program may wait for, and whoever sleeps there must be woken by them.
-pub fn take_lowat(c: &Conn, fd: c_int) {
+/// Notes the socket's `SO_RCVLOWAT`, by which calls go that do not wait in the kernel.
+fn note_lowat(c: &Conn, fd: c_int) {
     if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         c.rcvlowat.store(n.max(1) as u32, Relaxed);
     }
+}
+
+/// Notes the socket's `SO_RCVLOWAT`, and takes it from the kernel. While the connection is managed the kernel's is 1, because marks and frames are
+/// shorter than what a program may wait for, and whoever sleeps there must be woken by them.
+pub fn take_lowat(c: &Conn, fd: c_int) {
+    note_lowat(c, fd);
     set_lowat(c, fd, 1);
 }
 
@@ -737,6 +742,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 take_lowat(c, fd);
                 drop(both);
                 c.notify();
+            } else {
+                note_lowat(c, fd);
             }
         }
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {

@@ -20,6 +20,7 @@ pub const CHECKS: &[Check] = &[
     ("told-after-a-part", after_a_part),
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
+    ("waits-for-the-low-water-mark", low_water),
 ];
 
 /// The kernel wakes whoever waits for an edge, although there is no connection any more.
@@ -206,5 +207,31 @@ fn nothing(cx: &mut Cx) -> Res {
     same!(sys::recv(cx.fd, &mut [0], 0), Err(libc::EAGAIN), "recv of one");
     same!(sys::recv(cx.fd, &mut [], libc::MSG_DONTWAIT), Err(libc::EAGAIN), "recv of no bytes that must not wait");
     sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 0)?;
+    cx.warm(6, 0)
+}
+
+/// `SO_RCVLOWAT` on a connection that is by TCP, set before and after it was on a ring.
+fn low_water(cx: &mut Cx) -> Res {
+    let lowat = |cx: &Cx, n: i32| sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, n);
+    let other = std::thread::spawn(|| util::pause_ms(300));
+    for most in [10, 2000] {
+        cx.renew()?;
+        lowat(cx, 10)?;
+        for (n, ms) in [(3, 30), (20, 0)] {
+            cx.post(Op::Send, n, 0, 0)?;
+            cx.post(Op::Sleep, ms * 1000, 0, 0)?;
+        }
+        let mut b = [0; 2000];
+        let got = sys::recv(cx.fd, &mut b[..most], 0)?;
+        same!(got, most.min(23), "bytes of a receive that waits for ten");
+        cx.take(&b[..got])?;
+        cx.recv(23 - got)?;
+        cx.wait()?;
+        lowat(cx, 1)?;
+        cx.tell(Op::Send, 3, 0, 0)?;
+        same!(sys::recv(cx.fd, &mut b, 0)?, 3, "bytes of a receive that waits for one");
+        cx.take(&b[..3])?;
+    }
+    ensure!(other.join().is_ok(), "a thread");
     cx.warm(6, 0)
 }
