@@ -128,10 +128,8 @@ unsafe fn spawn(pid: *mut pid_t, path: *const c_char, envp: Strings, real: impl 
     if held {
         keep_errno(|| ops::spawned(if result == 0 { child } else { 0 }));
     }
-    if result == 0 {
-        if !pid.is_null() {
-            pid.write(child);
-        }
+    if result == 0 && !pid.is_null() {
+        pid.write(child);
     }
     result
 }

@@ -141,7 +141,8 @@ fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
     r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
     settle(r.conn, libc::POLLRDHUP);
     pump::run(&mut r.conn.lock_both());
-    assert!(matches!(r.put(), Put::Sent(1)));
+    // By now the background thread may have made it the kernel's.
+    assert!(matches!(r.put(), Put::Sent(1) | Put::Gone));
 }
 
 /// Where the kernel has no room a mark that a return needs makes none.
