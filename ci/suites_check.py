@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
-Twisted's, HAProxy's, PostgreSQL's. Both ends of nearly all their connections are in the preloaded
-processes, so these must leave TCP: a suite of which no connection did counts
-as failed.
+Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
+Mosquitto's, Redis'. Both ends of nearly all their connections are in the
+preloaded processes, so these must leave TCP: a suite of which no connection
+did counts as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -22,7 +23,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, frameworks, haproxy, node, postgres, ruby, uvloop
+from suites import cpython, crates, events, frameworks, haproxy, jdk, memcached, mosquitto, node, postgres, redis, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -36,6 +37,15 @@ SUITES = {
     "frameworks": frameworks.prepare,
     "haproxy": haproxy.prepare,
     "postgres": postgres.prepare,
+}
+
+# Run by name only: they take ten minutes and more, Redis' and memcached's have time limits of their own that the chaos
+# variant does not keep, and Mosquitto's variants meet in /tmp.
+BY_NAME = {
+    "jdk": jdk.prepare,
+    "memcached": memcached.prepare,
+    "mosquitto": mosquitto.prepare,
+    "redis": redis.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
@@ -91,7 +101,7 @@ def compare(suite, variant, native, results, counts):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--preload", default=default_preload(), help="the library")
-    p.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
+    p.add_argument("--only", default=",".join(SUITES), help="suites, with commas between; also: " + ", ".join(BY_NAME))
     p.add_argument("--variants", default=",".join(VARIANTS), help="native is always run")
     p.add_argument("--seed", type=int, default=1, help="of the chaos variant")
     p.add_argument("--jobs", type=int, default=2, help="units at a time")
@@ -108,7 +118,7 @@ def main():
     total = [0, 0, 0]
     for name in a.only.split(","):
         try:
-            units = SUITES[name]()
+            units = (SUITES | BY_NAME)[name]()
         except Unavailable as e:
             print(f"SKIP {name}: {e}", flush=True)
             total[2] += 1
