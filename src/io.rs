@@ -14,7 +14,7 @@ use crate::signals::{self, Since, Sleep};
 use crate::spin::spin;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
-use crate::sync::now_ns;
+use crate::sync::{now_ns, timespec_of};
 use crate::sys::{self, sys, Errno};
 use crate::table;
 use crate::visit;
@@ -25,6 +25,7 @@ use libc::{c_int, c_void, iovec, msghdr};
 
 mod armed;
 mod away;
+mod call;
 mod errors;
 mod held;
 mod raw;
@@ -32,6 +33,7 @@ mod wait;
 use armed::{armed_front, armed_peek, armed_rest, ring_peek};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
+use call::{poll_wait, Call};
 use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message};
 pub use errors::{lost_error, pending_error};
 use held::hold;
@@ -77,14 +79,24 @@ impl<'a> Bufs<'a> {
     }
 
     /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
-    fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int) -> Outcome {
-        if self.skip == 0 {
-            return Outcome::Bypass;
-        }
-        let all = nr == libc::SYS_sendmsg || flags & libc::MSG_WAITALL != 0;
+    fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int, call: Option<Call>) -> Outcome {
+        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late()) else { return Outcome::Bypass };
+        let sends = nr == libc::SYS_sendmsg;
+        let all = sends || flags & libc::MSG_WAITALL != 0;
+        let late = call.is_late();
+        let flags = if late { flags | libc::MSG_DONTWAIT } else { flags };
         loop {
-            match kernel_msg(nr, fd, self, usize::MAX, None, flags, None) {
-                Ok(n) if all && n == self.reach(usize::MAX) && n < self.len() => self.skip += n,
+            let mut if_left = || ();
+            let mut how = Sleep { since: call.since, any: true, if_left: &mut if_left };
+            let first = call.may_wait.then(|| how.again());
+            match kernel_msg(nr, fd, self, usize::MAX, None, flags, first) {
+                Ok(n) if all && n > 0 && (late || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,
+                Err(libc::EAGAIN) if late && call.may_wait => {
+                    let events = if sends { libc::POLLOUT } else { libc::POLLIN };
+                    if let Err(e) = poll_wait(fd, events, call.deadline(), how) {
+                        return self.outcome(Outcome::Fail(e));
+                    }
+                }
                 r => return self.outcome(r.map_or_else(Outcome::Fail, |n| Outcome::Done(n as isize))),
             }
         }
@@ -227,12 +239,18 @@ fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
 /// `iov` must describe writable memory, `msg` must be null or valid.
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
-    let mut since = Since::now();
-    // As it was when the call began: what `O_NONBLOCK` becomes meanwhile does not end a wait.
-    let mut may_wait = None;
+    let since = Since::now();
+    let mut begun = None;
     loop {
-        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_recvmsg, fd, flags) };
-        let may_wait = *may_wait.get_or_insert_with(|| waits(conn, flags));
+        let Some(conn) = live(fd, flags) else {
+            let o = b.finish(libc::SYS_recvmsg, fd, flags, begun);
+            // SAFETY: null or valid by the caller's promise.
+            if let (Outcome::Done(_), Some(m)) = (o, unsafe { msg.as_mut() }) {
+                tell_message(m, flags);
+            }
+            return o;
+        };
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.rcvtimeo.load(Relaxed)));
         if flags & libc::MSG_OOB != 0 {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
@@ -241,10 +259,10 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let (step, msg) = match conn.phase() {
-            Phase::Raw if b.skip == 0 => (recv_raw(fd, conn, &mut b, msg, flags, (may_wait, &mut since)), None),
-            Phase::Raw => (recv_raw(fd, conn, &mut b, None, flags, (may_wait, &mut since)), msg),
-            Phase::Away => (recv_away(fd, conn, &mut b, flags, may_wait), msg),
-            _ => (recv_managed(fd, conn, &mut b, flags, (may_wait, &mut since)), msg),
+            Phase::Raw if b.skip == 0 => (recv_raw(fd, conn, &mut b, msg, flags, call), None),
+            Phase::Raw => (recv_raw(fd, conn, &mut b, None, flags, call), msg),
+            Phase::Away => (recv_away(fd, conn, &mut b, flags, call), msg),
+            _ => (recv_managed(fd, conn, &mut b, flags, call), msg),
         };
         if let Step::Return(o) = step {
             let o = b.outcome(o);
@@ -254,10 +272,6 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
             return o;
         }
     }
-}
-
-fn waits(conn: &Conn, flags: c_int) -> bool {
-    flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed)
 }
 
 enum Take {
@@ -485,26 +499,18 @@ fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int)
     }
 }
 
-fn recv_managed(
-    fd: c_int,
-    conn: &'static Conn,
-    b: &mut Bufs,
-    flags: c_int,
-    (may_wait, since): (bool, &mut Since),
-) -> Step {
+fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
+    let may_wait = call.may_wait;
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     // Fewer bytes than `SO_RCVLOWAT` are taken together with what is still missing.
     let together = may_wait && flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == 0 && (2..=b.len()).contains(&least);
     // What the kernel takes before the call is over goes with a thread that is cancelled in it.
     let lose = |b: &Bufs| if least > 1 { b.len() } else { 0 };
-    let timeout = conn.rcvtimeo.load(Relaxed);
-    let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     let mut looked = false;
-    let mut then = *since;
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     loop {
         // An error with no bytes before it is told even to who asks for none.
@@ -514,11 +520,8 @@ fn recv_managed(
         }
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
         if together && b.skip == 0 && conn.is_managed() && !conn.takeable(want) {
-            match wait(fd, conn, Some(want), deadline, (false, lose(b)), *since) {
-                Ok(()) => {
-                    then = Since::now();
-                    continue;
-                }
+            match wait(fd, conn, Some(want), (false, lose(b)), call) {
+                Ok(()) => continue,
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
                     _ => return Step::Return(Outcome::Fail(e)),
@@ -526,14 +529,13 @@ fn recv_managed(
             }
         }
         if may_wait && is_dry(conn, want) {
-            if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
+            if let Err(e) = wait(fd, conn, Some(want), (b.skip > 0, lose(b)), call) {
                 return Step::Return(waited(b, e));
             }
-            then = Since::now();
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
-                if let Err(e) = pause(deadline, *since) {
+                if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -543,10 +545,7 @@ fn recv_managed(
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }
-                if b.skip == 0 {
-                    since.begun(then);
-                }
-                b.skip += n;
+                call.goes_on(b, n);
             }
             Take::End => return Step::Return(Outcome::Done(0)),
             Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
@@ -557,10 +556,9 @@ fn recv_managed(
                 _ => return Step::Return(Outcome::Done(0)),
             },
             Take::Empty if may_wait => {
-                if let Err(e) = wait(fd, conn, Some(want), deadline, (b.skip > 0, lose(b)), *since) {
+                if let Err(e) = wait(fd, conn, Some(want), (b.skip > 0, lose(b)), call) {
                     return Step::Return(waited(b, e));
                 }
-                then = Since::now();
             }
             Take::Empty if !looked => {
                 looked = true;
@@ -615,11 +613,11 @@ fn await_resume(conn: &Conn) {
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
-    let mut since = Since::now();
-    let mut may_wait = None;
+    let since = Since::now();
+    let mut begun = None;
     loop {
-        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags) };
-        let may_wait = *may_wait.get_or_insert_with(|| waits(conn, flags));
+        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.sndtimeo.load(Relaxed)));
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
         if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
@@ -628,9 +626,9 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         }
         visit::arrive(conn);
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, &mut b, flags, (may_wait, &mut since)),
-            Phase::Away => send_away(fd, conn, &mut b, flags, may_wait),
-            _ => send_managed(fd, conn, &mut b, flags, (may_wait, &mut since)),
+            Phase::Raw => send_raw(fd, conn, &mut b, flags, call),
+            Phase::Away => send_away(fd, conn, &mut b, flags, call),
+            _ => send_managed(fd, conn, &mut b, flags, call),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);
@@ -778,22 +776,13 @@ fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     Put::Sent(n)
 }
 
-fn send_managed(
-    fd: c_int,
-    conn: &'static Conn,
-    b: &mut Bufs,
-    flags: c_int,
-    (may_wait, since): (bool, &mut Since),
-) -> Step {
+fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
-    let timeout = conn.sndtimeo.load(Relaxed);
-    let deadline = if timeout > 0 { now_ns() + timeout } else { 0 };
     if b.len() == 0 {
         return Step::Return(send_nothing(fd, conn, flags));
     }
-    let mut then = *since;
     loop {
         match put(fd, conn, *b, flags) {
             Put::Sent(n) => {
@@ -805,15 +794,12 @@ fn send_managed(
                 if last {
                     return Step::Return(Outcome::Done(n as isize));
                 }
-                if b.skip == 0 {
-                    since.begun(then);
-                }
-                b.skip += n;
+                call.goes_on(b, n);
             }
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(fail_after(conn, b, e)),
-            Put::Full if !may_wait => {
+            Put::Full if !call.may_wait => {
                 release(conn);
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.sent_away();
@@ -823,10 +809,9 @@ fn send_managed(
             Put::Full => {
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, None, deadline, (b.skip > 0, 0), *since) {
+                if let Err(e) = wait(fd, conn, None, (b.skip > 0, 0), call) {
                     return Step::Return(Outcome::Fail(e));
                 }
-                then = Since::now();
             }
         }
     }

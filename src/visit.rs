@@ -263,11 +263,11 @@ pub fn settle(c: &'static Conn) -> bool {
     }
 }
 
-/// The time at which a call gives up waiting: `timeout` in ns, 0: none.
-pub fn until(c: &Conn, may_wait: bool, timeout: i64) -> i64 {
-    match (may_wait, timeout) {
+/// The time at which a call gives up waiting, which may wait until its `deadline`; 0: for ever.
+pub fn until(c: &Conn, may_wait: bool, deadline: i64) -> i64 {
+    match (may_wait, deadline) {
         (true, 0) => i64::MAX,
-        (true, t) => now_ns().saturating_add(t),
+        (true, t) => t,
         _ if c.local().hasty.load(Relaxed) => now_ns() + SLICE_NS,
         _ => now_ns() + SHORT_NS,
     }

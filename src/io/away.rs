@@ -20,9 +20,9 @@ fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno>
 }
 
 /// Another process is to bring the connection home; what comes by TCP on the way is read here.
-pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
+pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     let begun = now_ns();
-    let until = visit::until(conn, may_wait, conn.rcvtimeo.load(Relaxed));
+    let until = visit::until(conn, call.may_wait, call.deadline());
     loop {
         if b.len() > 0 {
             match take(fd, conn, *b, flags) {
@@ -47,7 +47,7 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             // Nothing is taken, so the kernel may say what comes of it.
             return Step::Return(Outcome::Bypass);
         }
-        if !may_wait && visit::is_home(&mut conn.lock_both()) {
+        if !call.may_wait && visit::is_home(&mut conn.lock_both()) {
             visit::await_rest(conn, until);
             return match take(fd, conn, *b, flags) {
                 Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
@@ -61,12 +61,12 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
 }
 
 /// See [`recv_away`].
-pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, may_wait: bool) -> Step {
+pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     let begun = now_ns();
-    let until = visit::until(conn, may_wait, conn.sndtimeo.load(Relaxed));
+    let until = visit::until(conn, call.may_wait, call.deadline());
     loop {
         match put(fd, conn, *b, flags) {
-            Put::Sent(n) if may_wait && n < b.len() => {
+            Put::Sent(n) if call.may_wait && n < b.len() => {
                 b.skip += n;
                 continue;
             }
@@ -75,7 +75,7 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if visit::is_home(&mut conn.lock_both()) => {
-                if !may_wait {
+                if !call.may_wait {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
                 let _ = crate::poll::wait_one(fd, libc::POLLOUT, 5_000_000);

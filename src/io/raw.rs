@@ -9,15 +9,15 @@ pub(super) fn recv_raw(
     b: &mut Bufs,
     mut msg: Option<&mut msghdr>,
     flags: c_int,
-    (may_wait, since): (bool, &mut Since),
+    call: &mut Call,
 ) -> Step {
+    let may_wait = call.may_wait;
     note_call(conn, may_wait);
     let least = conn.least(flags, may_wait, b.len() + b.skip);
-    let mut deadline = 0;
     let mut waited = false;
-    let mut then = *since;
+    let timed = call.is_timed();
     // What the kernel goes on with after a handler with `SA_RESTART`, and what not.
-    let any = |b: &Bufs| b.skip > 0 || conn.rcvtimeo.load(Relaxed) > 0;
+    let any = |b: &Bufs| b.skip > 0 || timed;
     loop {
         if may_wait {
             stand_back(conn);
@@ -25,16 +25,16 @@ pub(super) fn recv_raw(
         // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
         // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
         // waits goes on when somebody sets `O_NONBLOCK`.
-        let gentle = may_wait && (process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed));
+        let shared = process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed);
+        let gentle = may_wait && (shared || call.is_late());
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
             waited = true;
             conn.slow.store(slow - 1, Relaxed);
-            if let Err(e) = peek_wait(fd, conn, any(b), *since) {
+            if let Err(e) = peek_wait(fd, conn, any(b), call) {
                 return Step::Return(fail_later(conn, b, e));
             }
-            then = Since::now();
         }
         conn.local().rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !table::is(fd, conn) {
@@ -42,7 +42,7 @@ pub(super) fn recv_raw(
             return Step::Again;
         }
         let mut if_left = || leave_kernel(conn, &conn.local().rx_inflight);
-        let sleep = (may_wait && !gentle).then_some(Sleep { since: *since, any: any(b), if_left: &mut if_left });
+        let sleep = (may_wait && !gentle).then_some(Sleep { since: call.since, any: any(b), if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
@@ -52,11 +52,7 @@ pub(super) fn recv_raw(
         leave_kernel(conn, &conn.local().rx_inflight);
         match r {
             Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
-                let timeout = conn.rcvtimeo.load(Relaxed);
-                if timeout > 0 && deadline == 0 {
-                    deadline = now_ns() + timeout;
-                }
-                if let Err(e) = pause(deadline, *since) {
+                if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -70,21 +66,17 @@ pub(super) fn recv_raw(
                 if n == 0 || n >= b.len() || !gentle || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }
-                if b.skip == 0 {
-                    since.begun(then);
-                }
-                b.skip += n;
+                call.goes_on(b, n);
             }
             Err(libc::EAGAIN) if gentle => {
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
-                if let Err(e) = peek_wait(fd, conn, any(b), *since) {
+                if let Err(e) = peek_wait(fd, conn, any(b), call) {
                     return Step::Return(match e {
                         libc::EAGAIN => super::waited(b, e),
                         e => fail_later(conn, b, e),
                     });
                 }
-                then = Since::now();
             }
             Err(e) => {
                 if e == libc::EAGAIN && !may_wait {
@@ -118,13 +110,14 @@ fn hung_up(fd: c_int) -> bool {
 }
 
 /// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.
-pub(super) fn pause(deadline: i64, since: Since) -> Result<(), Errno> {
+pub(super) fn pause(call: &mut Call, if_left: &mut dyn FnMut()) -> Result<(), Errno> {
+    let (deadline, since) = (call.deadline(), call.since);
     if deadline > 0 && now_ns() >= deadline {
         return Err(libc::EAGAIN);
     }
-    let ts = crate::sync::timespec_of(200_000);
+    let ts = timespec_of(200_000);
     let any = deadline > 0;
-    let how = Sleep { since, any, if_left: &mut || () };
+    let how = Sleep { since, any, if_left };
     // SAFETY: `ts` is readable.
     match unsafe { signals::sleep(libc::SYS_nanosleep, [&raw const ts as usize, 0, 0, 0, 0, 0], how) } {
         // This one the kernel never goes on with by itself.
@@ -155,33 +148,33 @@ fn stand_back(conn: &Conn) {
     }
 }
 
-/// Waits in the kernel, with its own rules for timeouts, until something can be read or the connection is
-/// managed. `any`: every handler ends the call.
-fn peek_wait(fd: c_int, conn: &Conn, any: bool, since: Since) -> Result<(), Errno> {
+/// Waits in the kernel until something can be read or the connection is managed. `any`: every handler ends the call.
+fn peek_wait(fd: c_int, conn: &Conn, any: bool, call: &mut Call) -> Result<(), Errno> {
     chaos::stumble();
     conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         chaos::stumble();
         let mut byte = 0u8;
-        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let how = Sleep { since, any, if_left: &mut || end_peek(conn) };
-        // SAFETY: one writable byte, or a record.
-        unsafe {
-            if conn.nonblock.load(Relaxed) {
-                match signals::sleep(libc::SYS_ppoll, [&raw mut p as usize, 1, 0, 0, 8, 0], how) {
-                    // This one the kernel never goes on with by itself.
-                    Err(libc::EINTR) if !since.is_over(any) => Ok(()),
-                    r => r.map(|_| ()),
-                }
-            } else {
-                let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
-                signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ())
-            }
+        let late = call.is_late();
+        let until = call.deadline();
+        let mut if_left = || end_peek(conn);
+        let how = Sleep { since: call.since, any, if_left: &mut if_left };
+        if !late && !conn.nonblock.load(Relaxed) {
+            // By the kernel's own rules for timeouts.
+            let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
+            // SAFETY: one writable byte.
+            unsafe { signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ()) }
+        } else if conn.rcvlowat.load(Relaxed) > 1 {
+            // For which `poll` would wait, though some of that may have been taken already.
+            pause(call, &mut if_left)
+        } else {
+            poll_wait(fd, libc::POLLIN, until, how)
         }
     } else {
         Ok(())
     };
     end_peek(conn);
+    call.looks_again();
     r
 }
 
@@ -200,15 +193,9 @@ pub fn end_peek(conn: &Conn) {
 /// How much a call that may wait gives the kernel at once: it can be called out after each such piece.
 const RAW_PIECE: usize = 64 << 10;
 
-pub(super) fn send_raw(
-    fd: c_int,
-    conn: &'static Conn,
-    b: &mut Bufs,
-    flags: c_int,
-    (may_wait, since): (bool, &mut Since),
-) -> Step {
+pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
+    let may_wait = call.may_wait;
     note_call(conn, may_wait);
-    let timed = conn.sndtimeo.load(Relaxed) > 0;
     loop {
         if may_wait {
             stand_back(conn);
@@ -229,9 +216,13 @@ pub(super) fn send_raw(
         let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
+        let late = may_wait && call.is_late();
+        let until = if may_wait { call.deadline() } else { 0 };
+        let quick = if late { libc::MSG_DONTWAIT } else { 0 };
+        let any = call.is_timed() || b.skip > 0;
         let mut if_left = || leave_kernel(conn, &conn.local().tx_inflight);
-        let how = may_wait.then_some(Sleep { since: *since, any: timed || b.skip > 0, if_left: &mut if_left });
-        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more, how);
+        let how = (may_wait && !late).then_some(Sleep { since: call.since, any, if_left: &mut if_left });
+        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more | quick, how);
         if let Ok(n) = r {
             conn.count_tx_tcp(n);
             note_bytes(conn, n);
@@ -242,14 +233,19 @@ pub(super) fn send_raw(
         }
         leave_kernel(conn, &conn.local().tx_inflight);
         match r {
-            // A piece that was cut short was cut by a signal or a timeout, which ends the call.
-            Ok(n) if n < left && n == asked => {
-                if b.skip == 0 {
-                    since.begun(Since::now());
-                }
-                b.skip += n;
+            // A piece that was cut short was cut by a signal or a timeout, which ends the call, unless it did not wait.
+            Ok(n) if n < left && (n == asked || late) => {
+                call.looks_again();
+                call.goes_on(b, n);
             }
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
+            Err(libc::EAGAIN) if late => {
+                let how = Sleep { since: call.since, any, if_left: &mut || () };
+                if let Err(e) = poll_wait(fd, libc::POLLOUT, until, how) {
+                    return Step::Return(Outcome::Fail(e));
+                }
+                call.looks_again();
+            }
             Err(e) => return Step::Return(Outcome::Fail(e)),
         }
     }

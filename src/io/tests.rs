@@ -277,7 +277,8 @@ fn nobody_sleeps_for_a_ring_that_was_left() {
     // SAFETY: `full` is readable.
     while unsafe { sys::send(fd, full.as_ptr().cast(), full.len(), libc::MSG_DONTWAIT) }.is_ok() {}
     conn.set_phase(Phase::Raw);
-    assert_eq!(wait(fd, conn, None, now_ns() + 2_000_000_000, (false, 0), Since::now()), Ok(()));
+    let mut call = Call::new(Since::now(), conn, 0, 2_000_000_000);
+    assert_eq!(wait(fd, conn, None, (false, 0), &mut call), Ok(()));
     table::take(fd);
     conn.set_phase(Phase::Closed);
 }

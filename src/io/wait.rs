@@ -2,20 +2,19 @@
 
 use super::*;
 use crate::bell;
-use crate::sync::{full_fence, timespec_of, WaitV};
+use crate::sync::{full_fence, WaitV};
 use core::sync::atomic::AtomicBool;
 
-/// Sleeps until `Some` bytes may be received, or (`None`) something sent. `deadline` in ns of `CLOCK_MONOTONIC`, 0: none.
-/// `begun`: some bytes are transferred already, so that every signal ends the call. `lose`: what has come of so many bytes
+/// Sleeps until `Some` bytes may be received, or (`None`) something sent. `begun`: some bytes are transferred already, so that every signal ends the call. `lose`: what has come of so many bytes
 /// goes with the thread, if it does not come back.
 pub(super) fn wait(
     fd: c_int,
     conn: &Conn,
     want: Option<u32>,
-    deadline: i64,
     (begun, lose): (bool, usize),
-    since: Since,
+    call: &mut Call,
 ) -> Result<(), Errno> {
+    let (deadline, since) = (call.deadline(), call.since);
     let to_write = want.is_none();
     let (bits, count): (u32, &AtomicU32) =
         if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
@@ -25,6 +24,7 @@ pub(super) fn wait(
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));
     if spin(ready, || deadline > 0 && now_ns() >= deadline) {
+        call.looks_again();
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
     count.fetch_add(1, SeqCst);
@@ -93,6 +93,7 @@ pub(super) fn wait(
         }
     };
     woken(conn, bits, count);
+    call.looks_again();
     r
 }
 

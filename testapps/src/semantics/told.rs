@@ -8,6 +8,7 @@ use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{EPOLLET, EPOLLIN, EPOLLRDHUP, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use libc::{SA_RESTART, SHUT_RDWR, SHUT_WR, SIGUSR1};
+use std::time::Instant;
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -15,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     ("told-to-a-child-once", child_once),
     ("told-nothing-by-a-full-socket", full),
     ("waits-on-after-a-handler", waits_on),
+    ("waits-no-longer-for-many", for_many),
     ("refused-after-a-return", refused),
     ("told-a-child-how-it-failed", child_fails),
     ("told-after-a-part", after_a_part),
@@ -105,6 +107,51 @@ fn waits_on(cx: &mut Cx) -> Res {
     cx.wait()?;
     ensure!(t.join().is_ok(), "the signal");
     same!(more::signals(), 1, "signals");
+    cx.warm(6, 0)
+}
+
+/// A time limit is one for all that a call waits, however often something comes, or finds room.
+fn for_many(cx: &mut Cx) -> Res {
+    const LIMIT: i64 = 200;
+    let other = std::thread::spawn(|| util::pause_ms(2000));
+    for fresh in [true, false] {
+        if fresh {
+            cx.renew()?;
+        } else {
+            cx.leave_tcp()?;
+        }
+        sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, LIMIT)?;
+        let mut b = [0; 12];
+        let t = Instant::now();
+        cx.post(Op::SendBits, 12, 1, 60_000)?;
+        let n = sys::recv(cx.fd, &mut b, MSG_WAITALL)?;
+        let took = t.elapsed().as_millis() as i64;
+        ensure!((1..=6).contains(&n) && (LIMIT - 2..LIMIT + 100).contains(&took), "{n} bytes in {took} ms");
+        cx.take(&b[..n])?;
+        sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 0)?;
+        cx.recv(12 - n)?;
+        cx.wait()?;
+    }
+    for fresh in [true, false] {
+        if fresh {
+            cx.renew()?;
+        } else {
+            cx.leave_tcp()?;
+        }
+        sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 50_000i32)?;
+        sys::set_timeout(cx.fd, libc::SO_SNDTIMEO, LIMIT)?;
+        cx.post(Op::SlowRecv, 8 << 20, 50_000, 3_000)?;
+        let b = cx.out(32 << 20);
+        let t = Instant::now();
+        let n = sys::send(cx.fd, &b, 0)?;
+        let took = t.elapsed().as_millis() as i64;
+        ensure!(n < b.len() && (LIMIT - 2..LIMIT + 100).contains(&took), "{n} bytes in {took} ms");
+        cx.tx -= (b.len() - n) as u64;
+        sys::shutdown(cx.fd, SHUT_WR)?;
+        same!(cx.wait()?, n as u64, "bytes that arrived");
+        cx.renew()?;
+    }
+    ensure!(other.join().is_ok(), "a thread");
     cx.warm(6, 0)
 }
 
