@@ -35,11 +35,14 @@ mod ctl;
 mod inherited;
 mod nested;
 mod wait;
+mod whole;
 pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use wait::wait;
+pub use whole::fork_is_over;
+use whole::{Changing, Whole};
 
 /// What the kernel tells items apart by: the number that was added, and what it was then. An item lives as
 /// long as its connection has any number, not only the one that was added.
@@ -111,19 +114,19 @@ impl Item {
 
 #[derive(Default)]
 struct Inner {
-    items: HashMap<Key, Item>,
+    items: Whole<HashMap<Key, Item>>,
     ready: VecDeque<Key>,
     /// Items that were not ready when they were looked at last, and whose bytes do not come from a ring
     /// (yet): no peer hints for them.
     moving: VecDeque<Key>,
     /// Sets in this one.
-    nested: Vec<Nested>,
+    nested: Whole<Vec<Nested>>,
 }
 
 impl Inner {
     /// Takes an item out, and its place in the list of those that may be ready, which another may soon have.
-    fn remove(&mut self, key: Key) -> Option<Item> {
-        let item = self.items.remove(&key)?;
+    fn remove(&mut self, key: Key, c: &Changing) -> Option<Item> {
+        let item = self.items.change(c).remove(&key)?;
         if item.listed {
             self.ready.retain(|k| *k != key);
         }
@@ -169,6 +172,8 @@ pub struct Set {
     /// There are such sets in this one.
     nests: AtomicBool,
     lock: Lock,
+    /// The lists are being rewritten, see [`Changing`].
+    changing: AtomicBool,
     /// Held while the bell is made.
     bell_lock: Lock,
     inner: UnsafeCell<Inner>,
@@ -242,6 +247,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             unexposed: AtomicBool::new(false),
             nests: AtomicBool::new(false),
             lock: Lock::new(),
+            changing: AtomicBool::new(false),
             bell_lock: Lock::new(),
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),
@@ -301,12 +307,13 @@ fn closed(s: &'static Set) {
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *s.inner.get() };
-        for (key, item) in inner.items.drain() {
+        let c = s.begin_change();
+        for (key, item) in inner.items.change(&c).drain() {
             gone.push((key.fd, item.conn));
         }
         inner.ready.clear();
         inner.moving.clear();
-        inner.nested.clear();
+        inner.nested.change(&c).clear();
     }
     for (fd, conn) in gone {
         if s.is_inherited() {

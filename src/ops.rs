@@ -43,6 +43,14 @@ pub unsafe fn fork_prepare() {
     process::fork_prepare();
 }
 
+/// After fork, in the parent, before its result is known.
+///
+/// # Safety
+/// See `fork_prepare`.
+pub unsafe fn fork_is_over() {
+    process::fork_is_over();
+}
+
 /// After fork, in the parent, where its result is known: the child's id, or less than 0.
 ///
 /// # Safety

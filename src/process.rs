@@ -267,6 +267,11 @@ pub fn fork_prepare() {
     epoll::about_to_fork();
 }
 
+/// After fork, in the parent, before anybody knows its result.
+pub fn fork_is_over() {
+    epoll::fork_is_over();
+}
+
 /// After fork, in the parent, where its result is known: the child's id, or less than 0 if there is none.
 pub fn forked(child: i32) {
     let token = TOKEN.with(|t| t.replace(0));

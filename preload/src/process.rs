@@ -15,6 +15,11 @@ extern "C" fn before_fork() {
     keep_errno(|| unsafe { ops::fork_prepare() });
 }
 
+extern "C" fn after_fork_in_parent() {
+    // SAFETY: called by libc after `before_fork`, in the same thread.
+    keep_errno(|| unsafe { ops::fork_is_over() });
+}
+
 extern "C" fn after_fork_in_child() {
     // SAFETY: called by libc after `before_fork`, in the copy of the same thread.
     keep_errno(|| unsafe { ops::fork_child() });
@@ -24,7 +29,7 @@ extern "C" fn after_fork_in_child() {
 pub fn watch_forks() {
     // SAFETY: the functions live as long as the process.
     unsafe {
-        libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
+        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
     }
 }
 
@@ -46,6 +51,7 @@ hook! {
         if pid == 0 {
             after_fork_in_child();
         } else {
+            after_fork_in_parent();
             keep_errno(|| ops::forked(pid));
         }
         pid

@@ -18,7 +18,7 @@ pub fn fd_closed(conn: &Conn, last: bool) {
         let s = unsafe { &*set };
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
-        s.removed(unsafe { &mut *s.inner.get() }.remove(Key::new(fd, conn)));
+        s.removed(unsafe { &mut *s.inner.get() }.remove(Key::new(fd, conn), &s.begin_change()));
     }
 }
 
@@ -181,7 +181,7 @@ impl Set {
                 if known.is_none_or(|(managed, _)| !managed) {
                     kernel_ctl(epfd, op, fd, &ev)?;
                 }
-                self.removed(inner.remove(key));
+                self.removed(inner.remove(key, &self.begin_change()));
                 let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
                 local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
@@ -189,7 +189,9 @@ impl Set {
             }
             _ => return Err(libc::EINVAL),
         }
-        let item = inner.items.entry(key).or_insert_with(|| Item::new(conn, &ev, managed));
+        let c = self.begin_change();
+        let item = inner.items.change(&c).entry(key).or_insert_with(|| Item::new(conn, &ev, managed));
+        drop(c);
         item.events = ev.events;
         item.data = ev.u64;
         item.spent = false;

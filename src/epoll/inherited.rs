@@ -12,12 +12,8 @@ impl Set {
     }
 
     /// In a forked child, before it has more than one thread.
-    fn reset_after_fork(&self) {
-        if self.lock.is_held() {
-            // Another thread of the parent was changing the lists.
-            // SAFETY: nobody else is here; the parent's memory is left alone.
-            unsafe { core::ptr::write(self.inner.get(), Inner::default()) };
-        }
+    pub(super) fn reset_after_fork(&self) {
+        self.make_whole();
         self.lock.reset_after_fork();
         self.bell_lock.reset_after_fork();
         for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.muted] {
@@ -40,7 +36,8 @@ impl Set {
             let inner = unsafe { &mut *self.inner.get() };
             inner.ready.clear();
             inner.moving.clear();
-            inner.items.drain().collect()
+            let c = self.begin_change();
+            inner.items.change(&c).drain().collect()
         };
         for (key, item) in items {
             let (fd, conn) = (key.fd, item.conn);
@@ -63,7 +60,7 @@ impl Set {
             let _sg = self.lock.lock();
             // SAFETY: guarded by `local.lock` and `lock`.
             unsafe {
-                (*self.inner.get()).items.insert(key, item);
+                (*self.inner.get()).items.change(&self.begin_change()).insert(key, item);
                 (*local.items.get()).push((self, fd));
             }
             conn.watcher_added();
@@ -96,6 +93,8 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
         let items = unsafe { &mut (*s.inner.get()).items };
+        let c = s.begin_change();
+        let items = items.change(&c);
         if let Some(mut i) = items.remove(&Key::new(fd, old)) {
             s.unmute(&mut i);
             let ev = epoll_event { events: i.events, u64: i.data };
@@ -106,18 +105,22 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
     to.watchers.store(ours.len() as u32, SeqCst);
 }
 
-/// Before a fork: either process may put its bell into a set, where the other finds it.
+/// Before a fork: either process may put its bell into a set, where the other finds it. To be followed by
+/// [`fork_is_over`] in the parent.
 pub fn about_to_fork() {
+    whole::fork_begins();
     for fd in 0..=table::highest() {
         if let Entry::Set(s) = table::get(fd) {
             s.belled.store(true, SeqCst);
             s.forked.store(true, SeqCst);
+            s.await_whole();
         }
     }
 }
 
 /// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.
 pub fn reset_after_fork() {
+    whole::reset_after_fork();
     FREE_LOCK.reset_after_fork();
     EXPOSED.lock.reset_after_fork();
     // SAFETY: this is the child's only thread.

@@ -114,6 +114,8 @@ impl Set {
         }
         // SAFETY: guarded by `lock`.
         let nested = unsafe { &mut (*self.inner.get()).nested };
+        let c = self.begin_change();
+        let nested = nested.change(&c);
         nested.retain(|n| n.fd != fd);
         if op != libc::EPOLL_CTL_DEL {
             // SAFETY: the kernel has just read it.

@@ -1,0 +1,204 @@
+//! The lists of a set, as a forked child finds them: whole, though another thread of its parent was changing them.
+//!
+//! The child has a copy of the parent's memory, in which every other thread stands still at one of its instructions. What
+//! an item says of itself is single words, of which any mixture of old and new will do; but a list must not be caught half
+//! rewritten. To hold the sets' locks during a fork would be simple, and could deadlock: libc's own locks are taken in
+//! between, and the program's. So a fork waits until no list is being rewritten, which takes nanoseconds, and who is about to
+//! rewrite one waits until no fork is under way. Either wait is bounded, in case the one waits for the other.
+
+use super::*;
+use core::cell::Cell;
+use core::ops::Deref;
+
+/// How long either waits for the other. A fork that takes longer than this while another thread changes a set may find its
+/// lists empty.
+const PATIENCE_NS: i64 = 100_000_000;
+
+/// How many forks are under way.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// This thread forks, and is counted in [`FORKS`].
+    static FORKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Waits until `done`, but not for ever.
+fn await_it(done: impl Fn() -> bool) {
+    let until = now_ns() + PATIENCE_NS;
+    while !done() && now_ns() < until {
+        // SAFETY: no preconditions.
+        let _ = unsafe { sys!(libc::SYS_sched_yield) };
+    }
+}
+
+/// Before a fork. To be followed by [`fork_is_over`].
+pub(super) fn fork_begins() {
+    if !FORKING.replace(true) {
+        FORKS.fetch_add(1, SeqCst);
+    }
+}
+
+/// The fork that this thread has begun is over, in the parent.
+pub fn fork_is_over() {
+    if FORKING.replace(false) {
+        FORKS.fetch_sub(1, SeqCst);
+    }
+}
+
+/// In the child, where no fork is under way.
+pub(super) fn reset_after_fork() {
+    FORKING.set(false);
+    FORKS.store(0, SeqCst);
+}
+
+/// While it lives the lists of a set may be rewritten.
+pub(super) struct Changing<'a>(&'a Set);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.changing.store(false, SeqCst);
+    }
+}
+
+/// What only the holder of a [`Changing`] can rewrite.
+#[derive(Default)]
+pub(super) struct Whole<T>(T);
+
+impl<T> Deref for Whole<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Whole<T> {
+    /// The list, to be rewritten.
+    pub(super) fn change(&mut self, _of: &Changing) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl Whole<HashMap<Key, Item>> {
+    pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Item> {
+        self.0.get_mut(key)
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Item> {
+        self.0.values_mut()
+    }
+}
+
+impl Set {
+    /// The lists are about to be rewritten, by the holder of `lock`.
+    pub(super) fn begin_change(&self) -> Changing<'_> {
+        let begin = || {
+            self.changing.store(true, SeqCst);
+            let forks = FORKS.load(SeqCst) > 0 && !FORKING.get();
+            if forks {
+                self.changing.store(false, SeqCst);
+            }
+            !forks
+        };
+        if !begin() {
+            await_it(begin);
+            self.changing.store(true, SeqCst);
+        }
+        Changing(self)
+    }
+
+    /// Waits until nobody rewrites the lists.
+    pub(super) fn await_whole(&self) {
+        await_it(|| !self.changing.load(SeqCst));
+    }
+
+    /// In a forked child, before it has more than one thread: what another thread of the parent's left half done is put
+    /// right.
+    pub(super) fn make_whole(&self) {
+        let half_done = self.changing.swap(false, SeqCst);
+        if !self.lock.is_held() {
+            return;
+        }
+        // SAFETY: nobody else is here. What may be half rewritten is not looked at, and its memory is left alone.
+        unsafe {
+            let Inner { items, nested, ready, moving } = core::ptr::read(self.inner.get());
+            core::mem::forget((ready, moving));
+            let lists = if half_done {
+                core::mem::forget((items, nested));
+                Inner::default()
+            } else {
+                Inner { items, nested, ..Inner::default() }
+            };
+            core::ptr::write(self.inner.get(), lists);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A set of one item, whose number is 7.
+    fn set() -> (&'static Set, c_int) {
+        // SAFETY: no preconditions.
+        let epfd = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
+        crate::table::for_tests();
+        let s = make_set(epfd).unwrap();
+        let conn = crate::arena::alloc().unwrap();
+        let c = s.begin_change();
+        // SAFETY: nobody else knows the set.
+        let inner = unsafe { &mut *s.inner.get() };
+        inner.items.change(&c).insert(Key::new(7, conn), Item::new(conn, &epoll_event { events: 1, u64: 7 }, false));
+        drop(c);
+        (s, epfd)
+    }
+
+    fn count(s: &Set) -> usize {
+        // SAFETY: only tests of one thread call this.
+        unsafe { &*s.inner.get() }.items.len()
+    }
+
+    #[test]
+    fn a_child_knows_the_items_of_a_set_that_was_locked() {
+        let (s, epfd) = set();
+        core::mem::forget(s.lock.lock());
+        s.reset_after_fork();
+        assert_eq!(count(s), 1);
+        assert!(!s.lock.is_held());
+        core::mem::forget((s.lock.lock(), s.begin_change()));
+        s.reset_after_fork();
+        assert_eq!(count(s), 0, "what was half rewritten is used");
+        crate::thread::leave();
+        crate::thread::leave();
+        number_closed(s, epfd);
+        sys::close(epfd);
+    }
+
+    #[test]
+    fn a_fork_and_a_change_wait_for_each_other() {
+        use std::sync::mpsc::channel;
+        use std::time::Duration;
+        let (s, epfd) = set();
+        let (begun, has_begun) = channel();
+        let c = s.begin_change();
+        std::thread::scope(|scope| {
+            let t = scope.spawn(move || {
+                fork_begins();
+                s.await_whole();
+                begun.send(()).unwrap();
+                // Who forks may change a set, too, in a handler of the program's.
+                drop(s.begin_change());
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!s.changing.load(SeqCst), "a list is rewritten during a fork");
+                fork_is_over();
+            });
+            assert!(has_begun.recv_timeout(Duration::from_millis(20)).is_err(), "a fork begins during a change");
+            drop(c);
+            has_begun.recv().unwrap();
+            drop(s.begin_change());
+            assert_eq!(FORKS.load(SeqCst), 0);
+            t.join().unwrap();
+        });
+        number_closed(s, epfd);
+        sys::close(epfd);
+    }
+}
