@@ -434,6 +434,12 @@ impl Conn {
         self.peer.store(peer.cast_mut(), Release);
     }
 
+    /// Whether `fd` is a number of it.
+    #[inline]
+    pub fn is_at(&self, fd: i32) -> bool {
+        crate::table::is(fd, self) || self.local().unnamed.load(SeqCst) && self.local().fd.load(SeqCst) == fd
+    }
+
     /// Whether it is to return at once, for this end or the other.
     pub fn is_hurried(&self) -> bool {
         self.hurry.load(SeqCst) || self.peer().is_some_and(|p| p.flags.load(SeqCst) & HURRY != 0)

@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys, SysResult};
 use crate::table::{self, Entry};
-use crate::{arena, bg, chaos, config, epoll, fdhigh, io, process, pump, visit};
+use crate::{arena, bg, chaos, config, epoll, fdhigh, io, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, linger, socklen_t, timeval};
 
@@ -243,13 +243,14 @@ enum How {
     Replace,
     /// It has been closed behind our back, and is something else now.
     Stale,
+    /// It is the library's own: the program's was closed before.
+    Own,
 }
 
 /// Lets go of a number.
 fn forget(fd: c_int, how: How) -> Outcome {
     let and_close = how == How::Close;
-    // SAFETY: closing a number that the program closes.
-    let kernel = || if and_close { outcome(unsafe { sys!(libc::SYS_close, fd) }) } else { Outcome::Done(0) };
+    let kernel = || close_number(fd, how);
     let c = match table::get(fd) {
         Entry::Conn(c) => c,
         Entry::Set(s) => {
@@ -270,9 +271,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         return forget(fd, how);
     }
     table::take(fd);
-    let last = c.local().fds.fetch_sub(1, SeqCst) == 1;
-    epoll::fd_closed(c, last);
-    if !last {
+    if c.local().fds.fetch_sub(1, SeqCst) > 1 {
         // Other numbers remain.
         if c.local().fd.load(Relaxed) == fd {
             if let Some(other) = table::other_fd_of(c) {
@@ -281,6 +280,43 @@ fn forget(fd: c_int, how: How) -> Outcome {
         }
         return kernel();
     }
+    if how != How::Stale && pins::keep_open(&mut b, fd) {
+        let r = kernel();
+        drop(b);
+        // They may have let go of it meanwhile, or this may be a handler that has interrupted the call.
+        pins::close_unheld(c);
+        c.notify();
+        return r;
+    }
+    end(b, fd, how)
+}
+
+/// Closes a number, if that is ours to do.
+fn close_number(fd: c_int, how: How) -> Outcome {
+    match how {
+        // SAFETY: closing a number that the program closes.
+        How::Close => outcome(unsafe { sys!(libc::SYS_close, fd) }),
+        How::Own => {
+            sys::close(fd);
+            Outcome::Done(0)
+        }
+        How::Replace | How::Stale => Outcome::Done(0),
+    }
+}
+
+/// No call holds a connection open any more whose last number is closed.
+pub fn close_unnamed(c: &'static Conn) {
+    let b = c.lock_both();
+    if c.local().unnamed.swap(false, SeqCst) {
+        end(b, c.local().fd.load(Relaxed), How::Own);
+    }
+}
+
+/// Lets go of a connection with its last number, `fd`.
+fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
+    let c = b.rx.conn();
+    let kernel = || close_number(fd, how);
+    epoll::fd_closed(c);
     if how != How::Stale {
         process::read_kernel_counts(c, fd);
     }
@@ -614,7 +650,7 @@ pub fn disconnected(fd: c_int) {
     while let Some(n) = table::other_fd_of(c) {
         table::take(n);
     }
-    epoll::fd_closed(c, true);
+    epoll::fd_closed(c);
     c.local().fds.store(0, SeqCst);
     c.local().fd.store(-1, SeqCst);
     let me = process::holder_id();

@@ -8,6 +8,7 @@
 use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
+use crate::pins::Pin;
 use crate::pump;
 use crate::remote;
 use crate::signals::{self, Since, Sleep};
@@ -80,14 +81,17 @@ impl<'a> Bufs<'a> {
 
     /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
     fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int, call: Option<Call>) -> Outcome {
-        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late()) else { return Outcome::Bypass };
+        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late() || c.pin.is_held()) else {
+            return Outcome::Bypass;
+        };
         let sends = nr == libc::SYS_sendmsg;
         let all = sends || flags & libc::MSG_WAITALL != 0;
         let late = call.is_late();
         let flags = if late { flags | libc::MSG_DONTWAIT } else { flags };
         loop {
             let mut if_left = || ();
-            let mut how = Sleep { since: call.since, any: true, if_left: &mut if_left };
+            let any = late || self.skip > 0;
+            let mut how = Sleep { since: call.since, any, if_left: &mut if_left };
             let first = call.may_wait.then(|| how.again());
             match kernel_msg(nr, fd, self, usize::MAX, None, flags, first) {
                 Ok(n) if all && n > 0 && (late || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,
@@ -224,13 +228,15 @@ enum Step {
     Again,
 }
 
-fn live(fd: c_int, flags: c_int) -> Option<&'static Conn> {
-    let c = table::conn(fd)?;
-    match c.phase() {
+/// What a call on `fd` is about, with a number of it, where that is ours to serve.
+fn live(fd: c_int, flags: c_int, begun: &Option<Call>) -> (c_int, Option<&'static Conn>) {
+    let (fd, conn) = begun.as_ref().map_or_else(|| (fd, table::conn(fd)), |c| c.pin.find(fd));
+    let served = conn.filter(|c| match c.phase() {
         // What is in the error queue is the kernel's, and never waited for.
-        Phase::Raw | Phase::Managed | Phase::Away if flags & libc::MSG_ERRQUEUE == 0 => Some(c),
-        _ => None,
-    }
+        Phase::Raw | Phase::Managed | Phase::Away => flags & libc::MSG_ERRQUEUE == 0,
+        _ => false,
+    });
+    (fd, served)
 }
 
 /// `recvmsg(2)` and all its kin.
@@ -242,7 +248,8 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
     let since = Since::now();
     let mut begun = None;
     loop {
-        let Some(conn) = live(fd, flags) else {
+        let (fd, conn) = live(fd, flags, &begun);
+        let Some(conn) = conn else {
             let o = b.finish(libc::SYS_recvmsg, fd, flags, begun);
             // SAFETY: null or valid by the caller's promise.
             if let (Outcome::Done(_), Some(m)) = (o, unsafe { msg.as_mut() }) {
@@ -287,7 +294,7 @@ fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
     let peek = flags & libc::MSG_PEEK != 0;
     let trunc = flags & libc::MSG_TRUNC != 0;
     let mut rx = conn.lock_rx();
-    if !table::is(fd, conn) || !conn.is_managed() {
+    if !conn.is_at(fd) || !conn.is_managed() {
         return Take::Gone;
     }
     match rx.path() {
@@ -535,6 +542,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
+                call.pin.hold(fd, conn);
                 if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
@@ -616,7 +624,8 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
     let since = Since::now();
     let mut begun = None;
     loop {
-        let Some(conn) = live(fd, flags) else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
+        let (fd, conn) = live(fd, flags, &begun);
+        let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.sndtimeo.load(Relaxed)));
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
@@ -648,7 +657,7 @@ const PIECE: usize = 256 << 10;
 
 fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
     let mut tx = conn.lock_tx();
-    if !table::is(fd, conn) || !conn.is_managed() {
+    if !conn.is_at(fd) || !conn.is_managed() {
         return Put::Gone;
     }
     if conn.peer_closed() && !conn.has_ended(END_EOF) {

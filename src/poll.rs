@@ -9,6 +9,7 @@ use crate::layout::BELLS;
 use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
+use crate::pins;
 use crate::pump;
 use crate::remote;
 use crate::signals::{self, Since, Sleep};
@@ -108,7 +109,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1 + remote::GUARDED];
         let mut conns = vec![None; n];
         drop(critical);
-        let o = Call { fds, copy: &mut copy, conns: &mut conns, since }.run(timeout_ns, mask);
+        let o = Call { fds, copy: &mut copy, conns: &mut conns, since, holds: false }.run(timeout_ns, mask);
         let _critical = Critical::new();
         drop((copy, conns));
         o
@@ -129,7 +130,8 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     let n = fds.len();
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
     let mut conns = [None; N];
-    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
+    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since, holds: false }
+        .run(timeout_ns, mask)
 }
 
 /// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
@@ -145,16 +147,50 @@ struct Call<'a> {
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
     since: Since,
+    /// It has slept, and holds `conns` open.
+    holds: bool,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.let_go();
+    }
 }
 
 impl Call<'_> {
+    /// Holds the connections open, as far as it is about them alone that the thread sleeps, until the end of the call. False:
+    /// one has lost its number.
+    fn hold(&mut self) -> bool {
+        if self.holds || !crate::process::has_threads() {
+            return true;
+        }
+        let all = || self.conns.iter().zip(self.fds.iter()).filter_map(|(c, p)| c.map(|c| (p.fd, c)));
+        let n = all().take_while(|(fd, c)| pins::take(*fd, c)).count();
+        self.holds = n == all().count();
+        if !self.holds {
+            all().take(n).for_each(|(_, c)| pins::release(c));
+        }
+        self.holds
+    }
+
+    fn let_go(&mut self) {
+        if core::mem::take(&mut self.holds) {
+            self.conns.iter().flatten().for_each(|c| pins::release(c));
+        }
+    }
+
     /// Looks up the fds anew. Returns whether any is managed.
     fn look(&mut self) -> bool {
+        if self.holds && self.conns.iter().flatten().any(|c| c.phase() == Phase::Closed) {
+            // It goes on as another record.
+            self.let_go();
+        }
         let mut managed = false;
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = loop {
                 match table::conn(p.fd) {
+                    _ if self.holds => break self.conns[i],
                     // It goes on as another record.
                     Some(c) if c.phase() == Phase::Closed && !table::is(p.fd, c) => {}
                     c => break c.filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed)),
@@ -163,8 +199,13 @@ impl Call<'_> {
             let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
             self.conns[i] = c;
-            // A negative fd is passed over; our own answer stands instead.
-            self.copy[i] = pollfd { fd: if hidden { -1 } else { p.fd }, events: p.events, revents: 0 };
+            let fd = match c {
+                // A negative fd is passed over; our own answer stands instead.
+                Some(_) if hidden => -1,
+                Some(c) if self.holds && !table::is(p.fd, c) => c.local().fd.load(SeqCst),
+                _ => p.fd,
+            };
+            self.copy[i] = pollfd { fd, events: p.events, revents: 0 };
         }
         let last = self.fds.len();
         self.copy[last..].fill(pollfd { fd: -1, events: libc::POLLIN, revents: 0 });
@@ -190,7 +231,8 @@ impl Call<'_> {
 
     /// Whether one that is not hidden has become managed, or has got another record.
     fn has_new(&self) -> bool {
-        let same = |p: &pollfd, c: &Conn| table::is(p.fd, c) && !is_told_here(c);
+        let lives = |p: &pollfd, c: &Conn| table::is(p.fd, c) || self.holds && c.phase() != Phase::Closed;
+        let same = |p: &pollfd, c: &Conn| lives(p, c) && !is_told_here(c);
         let all = self.conns.iter().zip(self.fds.iter()).zip(self.copy.iter());
         all.filter_map(|((c, p), k)| c.filter(|_| k.fd >= 0).map(|c| (p, c))).any(|(p, c)| !same(p, c))
     }
@@ -252,14 +294,34 @@ impl Call<'_> {
         n
     }
 
+    /// Whether a connection that it holds open is not its number's any more.
+    fn is_astray(&self) -> bool {
+        self.holds && self.conns.iter().zip(self.fds.iter()).any(|(c, p)| c.is_some_and(|c| !table::is(p.fd, c)))
+    }
+
     fn run(mut self, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
+        let o = self.wait(deadline, mask);
+        if !self.is_astray() {
+            return o;
+        }
+        // The kernel sleeps on what it found when the call began, and when it is woken, looks at what has the numbers by then.
+        self.let_go();
+        match (self.wait(0, core::ptr::null()), o) {
+            (Outcome::Done(0), Outcome::Done(1..)) => self.wait(deadline, mask),
+            (Outcome::Done(0), o) => o,
+            (now, _) => now,
+        }
+    }
+
+    /// `deadline` in ns of `CLOCK_MONOTONIC`; 0: does not wait; less than 0: waits for ever.
+    fn wait(&mut self, deadline: i64, mask: *const sigset_t) -> Outcome {
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
         let done = |n: usize| Outcome::Done(n as isize);
         // The kernel has ended a sleep: what it has must be looked at here, because a thread may not spin.
         let mut woken = false;
         loop {
-            if !self.look() && (timeout_ns == 0 || !self.awaits_ends()) {
+            if !self.look() && (deadline == 0 || !self.awaits_ends()) {
                 match self.kernel_only(left(), mask) {
                     Ok(Some(n)) => return done(n),
                     Ok(None) => continue,
@@ -267,9 +329,9 @@ impl Call<'_> {
                 }
             }
             remote::progress();
-            let have = self.ours() > 0 || timeout_ns == 0;
+            let have = self.ours() > 0 || deadline == 0;
             if have || woken {
-                if timeout_ns == 0 {
+                if deadline == 0 {
                     self.hidden().for_each(|(_, c)| pump::quick(c));
                 }
                 self.settle();
@@ -326,6 +388,9 @@ impl Call<'_> {
 
     /// Nothing is managed (yet): the kernel's own call. `None`: look again, something has become managed.
     fn kernel_only(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<Option<usize>, i32> {
+        if timeout_ns != 0 && !self.hold() {
+            return Ok(None);
+        }
         let reading = |c: &Option<&'static Conn>, p: &pollfd| c.filter(|_| p.events & IN != 0);
         for (c, p) in self.conns.iter().zip(self.fds.iter()) {
             if let Some(c) = reading(c, p) {
@@ -334,11 +399,20 @@ impl Call<'_> {
         }
         self.settle();
         chaos::stumble();
-        let (conns, fds) = (&*self.conns, &*self.fds);
-        // By number: a connection may get another record meanwhile.
-        let managed = || fds.iter().any(|p| table::conn(p.fd).is_some_and(is_told_here));
-        let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
-        let how = Sleep { since: self.since, any: true, if_left: &mut end };
+        let (conns, fds, holds) = (&*self.conns, &*self.fds, self.holds);
+        // By number where none is held: a connection may get another record meanwhile.
+        let managed = || {
+            fds.iter().zip(conns).any(|(p, c)| match c {
+                Some(c) if holds => is_told_here(c) || c.phase() == Phase::Closed,
+                _ => table::conn(p.fd).is_some_and(is_told_here),
+            })
+        };
+        let end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
+        let mut leave = || {
+            end();
+            leave_all(conns, holds);
+        };
+        let how = Sleep { since: self.since, any: true, if_left: &mut leave };
         let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
         let again = managed();
         end();
@@ -354,6 +428,9 @@ impl Call<'_> {
 
     /// Sleeps in the kernel. False: the time is over.
     fn sleep(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<bool, i32> {
+        if !self.hold() {
+            return Ok(true);
+        }
         let bell = bell::borrow();
         if let Some(k) = bell {
             let waiter = &WAITERS[k as usize];
@@ -396,10 +473,11 @@ impl Call<'_> {
                 timeout_ns.min(1_000_000)
             };
             let asked = self.add(bell.map(bell::fd).into_iter().chain(remotes.fds().iter().copied()), &mut places);
-            let (copy, conns) = (&mut self.copy[..asked], &*self.conns);
+            let (copy, conns, holds) = (&mut self.copy[..asked], &*self.conns, self.holds);
             let mut end = || {
                 remotes.end();
                 wake(bell, conns);
+                leave_all(conns, holds);
             };
             let how = Sleep { since: self.since, any: true, if_left: &mut end };
             match kernel(copy, t, mask, Some(how)) {
@@ -422,6 +500,13 @@ impl Call<'_> {
             Ok(_) => Ok(true),
             Err(e) => Err(e),
         }
+    }
+}
+
+/// A thread does not come back to its call.
+fn leave_all(conns: &[Option<&'static Conn>], holds: bool) {
+    if holds {
+        conns.iter().flatten().for_each(|c| pins::release(c));
     }
 }
 

@@ -33,6 +33,10 @@ pub struct Local {
     pub fut_rx: AtomicU32,
     /// See `fut_rx`.
     pub fut_tx: AtomicU32,
+    /// Calls that hold it open; see [`crate::pins`].
+    pub pins: AtomicU32,
+    /// Its last number is closed, and calls hold it open: `fd` is the library's own.
+    pub unnamed: AtomicBool,
     /// `ask::*`.
     pub asked: AtomicU32,
     /// Next in the background thread's inbox.
@@ -53,7 +57,7 @@ pub struct Local {
 impl Local {
     /// Whether a thread is still inside a call on the record's former life.
     pub fn is_haunted(&self) -> bool {
-        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx]
+        [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.pins]
             .iter()
             .any(|w| w.load(SeqCst) != 0)
     }
@@ -75,10 +79,10 @@ impl Local {
     /// former life, and must not be put there twice. What was asked of that one does this one no harm.
     pub fn clear_counts(&self) {
         self.former.store(core::ptr::null_mut(), Relaxed);
-        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx] {
+        for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.pins] {
             w.store(0, Relaxed);
         }
-        for b in [&self.submitted, &self.direct, &self.hasty] {
+        for b in [&self.submitted, &self.direct, &self.hasty, &self.unnamed] {
             b.store(false, Relaxed);
         }
     }

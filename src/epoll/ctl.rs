@@ -2,12 +2,9 @@
 
 use super::*;
 
-/// A number of the connection is closed. Its items go with the last one; until then the sets report it under
-/// the number that was added.
-pub fn fd_closed(conn: &Conn, last: bool) {
-    if !last {
-        return;
-    }
+/// The connection's last number is closed, and its items go with it; until then the sets report it under the number that
+/// was added.
+pub fn fd_closed(conn: &Conn) {
     let local = conn.local();
     let _g = local.lock.lock();
     // SAFETY: guarded by `local.lock`.

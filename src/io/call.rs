@@ -13,13 +13,15 @@ pub(super) struct Call {
     limit: i64,
     /// The end of that; 0: it has not waited yet.
     until: i64,
+    /// From when it first sleeps.
+    pub pin: Pin,
 }
 
 impl Call {
     /// `limit`: `SO_RCVTIMEO` or `SO_SNDTIMEO`.
     pub fn new(since: Since, conn: &Conn, flags: c_int, limit: i64) -> Call {
         let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed);
-        Call { may_wait, since, then: since, limit, until: 0 }
+        Call { may_wait, since, then: since, limit, until: 0, pin: Pin::default() }
     }
 
     /// It has a time limit, so that the kernel never goes on with it after a handler.

@@ -37,7 +37,7 @@ pub(super) fn recv_raw(
             }
         }
         conn.local().rx_inflight.fetch_add(1, SeqCst);
-        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
+        if conn.phase() != Phase::Raw || !conn.is_at(fd) {
             leave_kernel(conn, &conn.local().rx_inflight);
             return Step::Again;
         }
@@ -52,6 +52,7 @@ pub(super) fn recv_raw(
         leave_kernel(conn, &conn.local().rx_inflight);
         match r {
             Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
+                call.pin.hold(fd, conn);
                 if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
@@ -115,6 +116,10 @@ pub(super) fn pause(call: &mut Call, if_left: &mut dyn FnMut()) -> Result<(), Er
     if deadline > 0 && now_ns() >= deadline {
         return Err(libc::EAGAIN);
     }
+    let if_left = &mut || {
+        if_left();
+        call.pin.let_go();
+    };
     let ts = timespec_of(200_000);
     let any = deadline > 0;
     let how = Sleep { since, any, if_left };
@@ -149,16 +154,23 @@ fn stand_back(conn: &Conn) {
 }
 
 /// Waits in the kernel until something can be read or the connection is managed. `any`: every handler ends the call.
-fn peek_wait(fd: c_int, conn: &Conn, any: bool, call: &mut Call) -> Result<(), Errno> {
+fn peek_wait(fd: c_int, conn: &'static Conn, any: bool, call: &mut Call) -> Result<(), Errno> {
     chaos::stumble();
+    if !call.pin.hold(fd, conn) {
+        return Ok(());
+    }
     conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         chaos::stumble();
         let mut byte = 0u8;
         let late = call.is_late();
         let until = call.deadline();
-        let mut if_left = || end_peek(conn);
-        let how = Sleep { since: call.since, any, if_left: &mut if_left };
+        let (since, pin) = (call.since, &call.pin);
+        let mut if_left = || {
+            end_peek(conn);
+            pin.let_go();
+        };
+        let how = Sleep { since, any, if_left: &mut if_left };
         if !late && !conn.nonblock.load(Relaxed) {
             // By the kernel's own rules for timeouts.
             let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
@@ -166,7 +178,7 @@ fn peek_wait(fd: c_int, conn: &Conn, any: bool, call: &mut Call) -> Result<(), E
             unsafe { signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ()) }
         } else if conn.rcvlowat.load(Relaxed) > 1 {
             // For which `poll` would wait, though some of that may have been taken already.
-            pause(call, &mut if_left)
+            pause(call, &mut || end_peek(conn))
         } else {
             poll_wait(fd, libc::POLLIN, until, how)
         }
@@ -201,7 +213,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
             stand_back(conn);
         }
         conn.local().tx_inflight.fetch_add(1, SeqCst);
-        if conn.phase() != Phase::Raw || !table::is(fd, conn) {
+        if conn.phase() != Phase::Raw || !conn.is_at(fd) {
             leave_kernel(conn, &conn.local().tx_inflight);
             return Step::Again;
         }
@@ -220,7 +232,15 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         let until = if may_wait { call.deadline() } else { 0 };
         let quick = if late { libc::MSG_DONTWAIT } else { 0 };
         let any = call.is_timed() || b.skip > 0;
-        let mut if_left = || leave_kernel(conn, &conn.local().tx_inflight);
+        // What it does not take at once is to go on.
+        if may_wait && (late || asked < left) && !call.pin.hold(fd, conn) {
+            leave_kernel(conn, &conn.local().tx_inflight);
+            return Step::Again;
+        }
+        let mut if_left = || {
+            leave_kernel(conn, &conn.local().tx_inflight);
+            call.pin.let_go();
+        };
         let how = (may_wait && !late).then_some(Sleep { since: call.since, any, if_left: &mut if_left });
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more | quick, how);
         if let Ok(n) = r {
@@ -240,7 +260,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
             }
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
             Err(libc::EAGAIN) if late => {
-                let how = Sleep { since: call.since, any, if_left: &mut || () };
+                let how = Sleep { since: call.since, any, if_left: &mut || call.pin.let_go() };
                 if let Err(e) = poll_wait(fd, libc::POLLOUT, until, how) {
                     return Step::Return(Outcome::Fail(e));
                 }

@@ -9,7 +9,7 @@ use core::sync::atomic::AtomicBool;
 /// goes with the thread, if it does not come back.
 pub(super) fn wait(
     fd: c_int,
-    conn: &Conn,
+    conn: &'static Conn,
     want: Option<u32>,
     (begun, lose): (bool, usize),
     call: &mut Call,
@@ -52,8 +52,8 @@ pub(super) fn wait(
             // It may wait for more than there is room for.
             conn.tell_peer(WANT_RX, FUTEX_RX);
         }
-        if !table::is(fd, conn) {
-            break Err(libc::EBADF);
+        if !call.pin.hold(fd, conn) {
+            break Ok(());
         }
         let place = if is_remote { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
@@ -73,6 +73,7 @@ pub(super) fn wait(
             if signals::any_cancelled() {
                 lose_arrived(fd, lose);
             }
+            call.pin.let_go();
         };
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };

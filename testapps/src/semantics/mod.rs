@@ -5,6 +5,7 @@
 mod basic;
 mod bulk;
 mod cancel;
+mod closing;
 pub mod cx;
 mod ends;
 mod environs;
@@ -41,6 +42,7 @@ fn all() -> Vec<Check> {
         handlers::CHECKS,
         cancel::CHECKS,
         threads::CHECKS,
+        closing::CHECKS,
         pool::CHECKS,
         procs::CHECKS,
         family::CHECKS,

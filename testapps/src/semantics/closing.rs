@@ -1,0 +1,199 @@
+//! A connection that one thread closes while another sleeps in a call on it: the kernel's call goes on, and the peer is told
+//! of nothing until that is over.
+
+use super::basic::ms;
+use super::cx::{Cx, Op, Res, Why, IN, OUT};
+use super::Check;
+use crate::{ensure, prng, same, sys, util};
+use libc::{EAGAIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
+use std::os::fd::RawFd;
+use std::thread::{spawn, JoinHandle};
+use std::time::Instant;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("close-under-a-receive", |cx| under_a_receive(cx, 0, close_and_reuse)),
+    ("close-under-a-receive-of-all", |cx| under_a_receive(cx, MSG_WAITALL, close_and_reuse)),
+    ("replace-under-a-receive", |cx| under_a_receive(cx, 0, replace)),
+    ("close-range-under-a-receive", |cx| under_a_receive(cx, 0, close_range)),
+    ("close-another-number-under-a-receive", another_number),
+    ("close-under-a-timed-receive", timed),
+    ("close-under-a-send", under_a_send),
+    ("close-under-a-poll", under_a_poll),
+    ("close-under-two-calls", two_calls),
+    ("shutdown-and-close-under-calls", shut_and_close),
+    ("close-under-a-call-and-fork", and_fork),
+];
+
+/// Long enough for a thread to fall asleep.
+const ASLEEP_MS: u64 = 50;
+
+fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
+    t.join().map_err(|_| Why("a thread panicked".into()))
+}
+
+/// A receive of 100 bytes in another thread, which sleeps.
+fn receive(fd: RawFd, flags: i32) -> JoinHandle<(sys::R<usize>, Vec<u8>)> {
+    let t = spawn(move || {
+        let mut b = vec![0; 100];
+        (sys::recv(fd, &mut b, flags), b)
+    });
+    util::pause_ms(ASLEEP_MS);
+    t
+}
+
+/// What is read by a number that is used again is not the connection's.
+fn other_file() -> sys::R<RawFd> {
+    let (rd, wr) = sys::pipe()?;
+    sys::write_all_fd(wr, &[0xee; 1000])?;
+    Ok(rd)
+}
+
+fn close_and_reuse(fd: RawFd) -> Res {
+    let rd = other_file()?;
+    sys::close(fd)?;
+    sys::dup2(rd, fd)?;
+    Ok(())
+}
+
+fn replace(fd: RawFd) -> Res {
+    sys::dup2(other_file()?, fd)?;
+    Ok(())
+}
+
+fn close_range(fd: RawFd) -> Res {
+    // SAFETY: plain numbers.
+    let r = unsafe { libc::syscall(libc::SYS_close_range, fd, fd, 0) };
+    same!(r, 0, "close_range");
+    Ok(())
+}
+
+/// The peer is told of nothing as yet.
+fn nothing_told(cx: &mut Cx) -> Res {
+    same!(cx.tell(Op::Poll, 60, (POLLIN | POLLRDHUP) as u64, 0)?, 0, "what the peer is told while the call sleeps");
+    Ok(())
+}
+
+fn under_a_receive(cx: &mut Cx, flags: i32, close: fn(RawFd) -> Res) -> Res {
+    let t = receive(cx.fd, flags);
+    close(cx.fd)?;
+    nothing_told(cx)?;
+    let want = prng::bytes(IN, cx.rx, 100);
+    cx.tell(Op::Send, 100, 0, 0)?;
+    let (r, b) = join(t)?;
+    same!(r, Ok(100), "a receive that waited");
+    ensure!(b == want, "the bytes differ: {:02x?}", &b[..8]);
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn another_number(cx: &mut Cx) -> Res {
+    let d = sys::dup(cx.fd)?;
+    let t = receive(cx.fd, 0);
+    close_and_reuse(cx.fd)?;
+    let want = prng::bytes(IN, cx.rx, 100);
+    cx.tell(Op::Send, 100, 0, 0)?;
+    let (r, b) = join(t)?;
+    same!(r, Ok(100), "a receive that waited");
+    ensure!(b == want, "the bytes differ: {:02x?}", &b[..8]);
+    nothing_told(cx)?;
+    sys::close(d)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn timed(cx: &mut Cx) -> Res {
+    let tv = libc::timeval { tv_sec: 0, tv_usec: 300_000 };
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, tv)?;
+    let begun = Instant::now();
+    let t = receive(cx.fd, 0);
+    close_and_reuse(cx.fd)?;
+    nothing_told(cx)?;
+    same!(join(t)?.0, Err(EAGAIN), "a receive whose time is over");
+    let took = ms(begun);
+    ensure!((300..2000).contains(&took), "it took {took} ms");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn under_a_send(cx: &mut Cx) -> Res {
+    const MORE: usize = 8 << 20;
+    let n = cx.fill(4096)?;
+    let (fd, b) = (cx.fd, prng::bytes(OUT, cx.tx, MORE));
+    let t = spawn(move || sys::send(fd, &b, MSG_NOSIGNAL));
+    util::pause_ms(ASLEEP_MS);
+    close_and_reuse(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, (n + MORE) as u64, "bytes before the end");
+    same!(join(t)?, Ok(MORE), "a send that waited");
+    Ok(())
+}
+
+fn under_a_poll(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let t = spawn(move || {
+        let begun = Instant::now();
+        (sys::poll1(fd, POLLIN, 300), ms(begun))
+    });
+    util::pause_ms(ASLEEP_MS);
+    sys::close(cx.fd)?;
+    nothing_told(cx)?;
+    // When it wakes the kernel looks what has the number.
+    let (r, took) = join(t)?;
+    same!(r, Ok(libc::POLLNVAL), "a poll whose time is over");
+    ensure!((300..2000).contains(&took), "it took {took} ms");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn two_calls(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let p = spawn(move || sys::poll1(fd, POLLIN, 5000));
+    let t = receive(fd, MSG_WAITALL);
+    close_and_reuse(fd)?;
+    let want = prng::bytes(IN, cx.rx, 100);
+    cx.tell(Op::Send, 10, 0, 0)?;
+    util::pause_ms(20);
+    nothing_told(cx)?;
+    cx.tell(Op::Send, 90, 0, 0)?;
+    let (r, b) = join(t)?;
+    same!(r, Ok(100), "a receive that waited");
+    ensure!(b == want, "the bytes differ: {:02x?}", &b[..8]);
+    // The receive may have been quicker than the poll, which then goes on.
+    same!(cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?, 0, "shutdown");
+    same!(join(p)?, Ok(POLLIN), "a poll that waited: of the file that has the number then");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn shut_and_close(cx: &mut Cx) -> Res {
+    let fd = cx.fd;
+    let p = spawn(move || sys::poll1(fd, POLLIN, 5000));
+    let t = receive(fd, 0);
+    sys::shutdown(fd, SHUT_RDWR)?;
+    replace(fd)?;
+    same!(join(t)?.0, Ok(0), "a receive that waited");
+    // Of the connection, or of the file that has the number then.
+    ensure!(join(p)?? & POLLIN != 0, "a poll that waited");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+fn and_fork(cx: &mut Cx) -> Res {
+    let t = receive(cx.fd, 0);
+    sys::close(cx.fd)?;
+    // It does not have the connection, so the peer is not to wait for its end.
+    let pid = sys::fork()?;
+    if pid == 0 {
+        util::pause_ms(3000);
+        sys::exit(0);
+    }
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(join(t)?.0, Ok(100), "a receive that waited");
+    let begun = Instant::now();
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    let took = ms(begun);
+    sys::kill(pid, libc::SIGKILL)?;
+    sys::waitpid(pid)?;
+    ensure!(took < 2000, "the peer read the end after {took} ms");
+    Ok(())
+}
