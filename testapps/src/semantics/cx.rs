@@ -424,17 +424,24 @@ impl Cx {
         sys::write_all(self.fd, &b)
     }
 
-    /// Sends until `EAGAIN`, `each` bytes a call; returns how many bytes were taken.
+    /// Sends until `EAGAIN` for a call of `each` bytes; returns how many bytes were taken.
     pub fn fill(&mut self, each: usize) -> Result<usize, Why> {
-        let mut n = 0;
+        // A full connection that moves finds the room of megabytes: byte by byte that would take too long.
+        const MUCH: usize = 64 << 10;
+        let (mut n, mut size, mut calls) = (0, each, 0);
         for _ in 0..10_000_000 {
-            let b = prng::bytes(OUT, self.tx, each);
+            let b = prng::bytes(OUT, self.tx, size);
             match sys::send(self.fd, &b, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) {
                 Ok(k) => {
                     n += k;
                     self.tx += k as u64;
+                    calls += 1;
+                    if calls > MUCH / each {
+                        size = MUCH.max(each);
+                    }
                 }
-                Err(libc::EAGAIN) => return Ok(n),
+                Err(libc::EAGAIN) if size == each => return Ok(n),
+                Err(libc::EAGAIN) => (size, calls) = (each, 0),
                 Err(e) => return Err(Why(format!("filling: {}", sys::strerror(e)))),
             }
         }
