@@ -843,4 +843,4 @@ pub fn one(buf: *const c_void, len: usize) -> [iovec; 1] {
 #[cfg(test)]
 mod returns;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

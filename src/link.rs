@@ -565,7 +565,7 @@ pub fn reset_after_fork() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::sync::futex_wait;
 
@@ -598,7 +598,7 @@ mod tests {
     }
 
     /// The two ends of a link, as the rendezvous makes them.
-    fn pair() -> [Link; 2] {
+    pub fn pair() -> [Link; 2] {
         let sides = [Side::new().unwrap(), Side::new().unwrap()];
         let page = bell::page_fd().unwrap();
         let fds = |s: &Side| [s.fd, page, bell::fd(0), s.wakes_fd()].map(copy);

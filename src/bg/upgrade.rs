@@ -141,14 +141,16 @@ impl Bg {
                     return self.unmanage(conn, Why::PeerUser);
                 }
                 let why = if conn.hurry.load(SeqCst) { Why::Refused } else { Why::HalfClosed };
-                if conn.unconfirmable.load(SeqCst) || crate::process::is_ending() || why == Why::Refused {
+                let agreed = !crate::process::is_ending() && why != Why::Refused;
+                if !agreed || !attach_peer(conn, l, m.b, m.nonce) {
+                    if agreed && !conn.unconfirmable.load(SeqCst) {
+                        // Closed meanwhile.
+                        return;
+                    }
                     // We never write a mark now, so the peer need not look for one, nor may it write its own.
                     self.say(l, Msg { kind: kind::REJECT, a: m.b, b: why as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
                     return self.unmanage(conn, why);
-                }
-                if !attach_peer(conn, l, m.b, m.nonce) {
-                    return;
                 }
                 conn.confirmed.store(true, Release);
                 self.stir(conn);
@@ -241,8 +243,8 @@ impl Bg {
                 self.drop_look((m.tuple, true));
                 told(m.tuple, "accepted");
                 if !attach_peer(conn, l, m.a, m.nonce) {
-                    // The program has closed it since, or is about to end. Nobody is left to read the peer's mark, which
-                    // the kernel would answer with a reset.
+                    // The program has closed it since, or shut its direction, or is about to end. Nobody is left to read
+                    // the peer's mark, which the kernel would answer with a reset.
                     reject(self, Why::Refused);
                     conn.lock_both().sw().disarm();
                     self.left_by_peer.insert((key(l), slot));
@@ -648,6 +650,10 @@ pub(super) fn attach_peer(conn: &'static Conn, l: &'static Link, slot: u32, nonc
     if conn.phase() != Phase::Managed || b.sw().rx() != RxPath::Armed || b.rx.ring().is_attached() {
         return false;
     }
+    if conn.unconfirmable.load(SeqCst) {
+        // The program has ended its direction since, and the kernel has sent that: no mark can follow it.
+        return false;
+    }
     *b.rx.ring() = RxRing::new(l.peer_base(), peer, own);
     b.tx.ring().set_peer(peer);
     if let Some(r) = l.remote() {
@@ -689,5 +695,32 @@ fn is_held_by(conn: &Conn, l: &Link) -> bool {
             let own = unsafe { sys!(libc::SYS_geteuid) };
             own == Ok(uid as usize)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::tests::{armed, know};
+    use crate::layout::Slot;
+    use std::os::fd::AsRawFd;
+
+    /// The program ends its direction after the connection has become ours, and before the peer is known: the kernel tells of
+    /// that end, behind which no mark can stand.
+    #[test]
+    fn an_end_that_was_the_kernels_is_followed_by_no_mark() {
+        let l: &'static Link = Box::leak(Box::new(crate::link::tests::pair().into_iter().next().unwrap()));
+        let unused = Slot::default();
+        let (conn, ours, _theirs) = armed(&unused);
+        conn.attach(None, 0, core::ptr::null());
+        let slot = l.side.alloc_slot().unwrap();
+        conn.attach(Some(l), slot, l.side.slot(slot));
+        know(ours.as_raw_fd(), conn);
+        assert_eq!(fds::shutdown(ours.as_raw_fd(), libc::SHUT_WR), crate::ops::Outcome::Done(0));
+        assert!(!attach_peer(conn, l, 0, [7; 16]), "the peer is known, and may be marked to");
+        assert!(conn.peer().is_none());
+        table::take(ours.as_raw_fd());
+        conn.attach(None, 0, core::ptr::null());
+        conn.set_phase(Phase::Closed);
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 pub(super) const NONCE: wire::Nonce = [0x5a; 16];
 
 /// A connection that is armed, and the peer that writes to it.
-pub(super) fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
+pub fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
     let l = TcpListener::bind("127.0.0.1:0").unwrap();
     let theirs = TcpStream::connect(l.local_addr().unwrap()).unwrap();
     let ours = l.accept().unwrap().0;
@@ -20,7 +20,7 @@ pub(super) fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
 }
 
 /// The fd is the connection's, for calls that look it up.
-pub(super) fn know(fd: c_int, conn: &'static Conn) {
+pub fn know(fd: c_int, conn: &'static Conn) {
     table::for_tests();
     assert!(table::put_conn(fd, conn));
 }
