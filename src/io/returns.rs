@@ -199,3 +199,30 @@ fn an_end_behind_a_mark_is_news_with_the_mark() {
     conn.attach(None, 0, core::ptr::null());
     conn.set_phase(Phase::Closed);
 }
+
+/// What is on its way from the ring to TCP had arrived: a receive whose time is over has it all the same.
+#[test]
+fn a_receive_without_time_waits_for_what_returns() {
+    use crate::ring::RxRing;
+    let r = OnRing::new();
+    know(r.ours.as_raw_fd(), r.conn);
+    *r.conn.lock_rx().ring() = RxRing::new(core::ptr::null(), r.slot, r.own);
+    r.slot.produced.store(5, SeqCst);
+    r.conn.lock_both().sw().leave();
+    pump::run(&mut r.conn.lock_both());
+    assert_eq!(r.conn.lock_rx().path(), RxPath::Returning);
+    r.conn.rcvtimeo.store(1, SeqCst);
+    let mut peer = r.theirs.try_clone().unwrap();
+    let t = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        peer.write_all(&Frame::Return { consumed: 0 }.encode()).unwrap();
+        peer.write_all(&Frame::Resume { from: 0, until: 5 }.encode()).unwrap();
+        peer.write_all(b"bytes").unwrap();
+    });
+    let mut b = [0u8; 50];
+    let v = one(b.as_mut_ptr().cast(), b.len());
+    // SAFETY: the buffer is writable; no message.
+    let got = unsafe { recv(r.ours.as_raw_fd(), &v, core::ptr::null_mut(), libc::MSG_WAITALL) };
+    t.join().unwrap();
+    assert_eq!((got, &b[..5]), (Outcome::Done(5), &b"bytes"[..]));
+}

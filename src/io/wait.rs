@@ -5,9 +5,34 @@ use crate::bell;
 use crate::sync::{full_fence, WaitV};
 use core::sync::atomic::AtomicBool;
 
-/// Sleeps until `Some` bytes may be received, or (`None`) something sent. `begun`: some bytes are transferred already, so that every signal ends the call. `lose`: what has come of so many bytes
-/// goes with the thread, if it does not come back.
+/// Sleeps until `Some` bytes may be received, or (`None`) something sent. `begun`: some bytes are transferred already, so
+/// that every signal ends the call. `lose`: what has come of so many bytes goes with the thread, if it does not come back.
 pub(super) fn wait(
+    fd: c_int,
+    conn: &'static Conn,
+    want: Option<u32>,
+    how: (bool, usize),
+    call: &mut Call,
+) -> Result<(), Errno> {
+    let r = sleep(fd, conn, want, how, call);
+    call.looks_again();
+    match (r, want) {
+        // What had arrived, and is on its way from the ring to TCP, is there for who waits no longer.
+        (Err(libc::EAGAIN), Some(n)) => {
+            pump::quick(conn);
+            await_resume(conn);
+            if conn.is_managed() && !conn.takeable(n) {
+                r
+            } else {
+                Ok(())
+            }
+        }
+        _ => r,
+    }
+}
+
+/// See [`wait`].
+fn sleep(
     fd: c_int,
     conn: &'static Conn,
     want: Option<u32>,
@@ -24,7 +49,6 @@ pub(super) fn wait(
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));
     if spin(ready, || deadline > 0 && now_ns() >= deadline) {
-        call.looks_again();
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
     count.fetch_add(1, SeqCst);
@@ -94,7 +118,6 @@ pub(super) fn wait(
         }
     };
     woken(conn, bits, count);
-    call.looks_again();
     r
 }
 
