@@ -415,8 +415,8 @@ pub fn unread(b: &mut Both) -> bool {
             let begun = ring.is_attached() && ring.behind() > 0 || !ring.kept.is_empty();
             begun || matches!(crate::io::front(&mut b.rx), crate::io::Front::App(_))
         }
-        // The kernel sees them, and does so itself.
-        Tcp | Replay => false,
+        // The kernel does so itself; but the peer must be able to tell that from a reset for frames alone.
+        Tcp | Replay => crate::io::unread(&mut b.rx) > 0,
     }
 }
 

@@ -226,3 +226,17 @@ fn a_receive_without_time_waits_for_what_returns() {
     t.join().unwrap();
     assert_eq!((got, &b[..5]), (Outcome::Done(5), &b"bytes"[..]));
 }
+
+/// A close that leaves bytes of TCP unread is a reset, and not one for frames alone: the peer is told so.
+#[test]
+fn what_is_left_unread_on_tcp_is_a_reset() {
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    conn.lock_both().sw().disarm();
+    assert!(!crate::fds::unread(&mut conn.lock_both()));
+    theirs.write_all(b"x").unwrap();
+    settle(conn, libc::POLLIN);
+    assert_eq!(conn.lock_rx().path(), RxPath::Tcp);
+    assert!(crate::fds::unread(&mut conn.lock_both()));
+    conn.set_phase(Phase::Closed);
+}
