@@ -687,6 +687,8 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
             e
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
+        // SAFETY: the caller's promise.
+        (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
             process::give_up(c, Why::Feature);
             return Outcome::Bypass;
@@ -706,6 +708,34 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         *len = 4;
     }
     Outcome::Done(0)
+}
+
+/// `TCP_INFO`: the kernel's, but ends that were told in the ring have happened, though its own come only later.
+///
+/// # Safety
+/// As for `getsockopt`.
+unsafe fn tcp_info(c: &Conn, fd: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    // linux/tcp_states.h
+    const ESTABLISHED: u8 = 1;
+    const FIN_WAIT1: u8 = 4;
+    const FIN_WAIT2: u8 = 5;
+    const CLOSE: u8 = 7;
+    const CLOSE_WAIT: u8 = 8;
+    let (theirs, ours) = (c.fin_seen(), c.has_ended(END_WRSHUT));
+    // SAFETY: the program's arguments, for the kernel to check.
+    let r = unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, val, len) };
+    // SAFETY: the kernel has just written both.
+    if r.is_ok() && unsafe { *len } > 0 {
+        // SAFETY: as above; the state is the first byte.
+        let state = unsafe { &mut *val.cast::<u8>() };
+        *state = match (*state, theirs, ours) {
+            (ESTABLISHED, true, false) => CLOSE_WAIT,
+            (ESTABLISHED, false, true) => FIN_WAIT2,
+            (ESTABLISHED | FIN_WAIT1 | FIN_WAIT2 | CLOSE_WAIT, true, true) => CLOSE,
+            (s, _, _) => s,
+        };
+    }
+    outcome(r)
 }
 
 /// The bound of what may be under way was changed. The kernel wakes all who wait, if there is room now.

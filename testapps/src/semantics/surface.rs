@@ -384,6 +384,16 @@ fn tcp_info(cx: &mut Cx) -> Res {
     cx.tell(Op::Close, 0, 0, 0)?;
     same!(sys::read(cx.fd, &mut [0; 1]), Ok(0), "the end");
     same!(state(cx.fd), Ok(8), "the state after the peer's end");
+    cx.renew()?;
+    cx.leave_tcp()?;
+    sys::shutdown(cx.fd, libc::SHUT_WR)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads");
+    // FIN_WAIT1 until the end is acknowledged, which takes its time; then FIN_WAIT2. 7 is CLOSE.
+    let got = state(cx.fd);
+    ensure!(matches!(got, Ok(4 | 5)), "the state after our own end: {got:?}");
+    cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+    same!(sys::read(cx.fd, &mut [0; 1]), Ok(0), "the end");
+    same!(state(cx.fd), Ok(7), "the state after both");
     Ok(())
 }
 
