@@ -140,7 +140,7 @@ fn for_many(cx: &mut Cx) -> Res {
         }
         sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 50_000i32)?;
         sys::set_timeout(cx.fd, libc::SO_SNDTIMEO, LIMIT)?;
-        cx.post(Op::SlowRecv, 8 << 20, 50_000, 3_000)?;
+        cx.post(Op::SlowRecv, 64 << 20, 50_000, 3_000)?;
         let b = cx.out(32 << 20);
         let t = Instant::now();
         let n = sys::send(cx.fd, &b, 0)?;
