@@ -8,6 +8,7 @@
 //! Locks: `tx` is held to send, `rx` to receive, both (`rx` first) for
 //! everything that changes the path. Nobody sleeps while holding either.
 
+use crate::edges::Told;
 use crate::holders::Holders;
 use crate::io::Front;
 use crate::layout::*;
@@ -213,6 +214,8 @@ pub struct Conn {
     sw: UnsafeCell<Switch>,
     /// What the peer looks for; under both locks.
     peer_nonce: UnsafeCell<Nonce>,
+    /// What was told of edges when it last became managed; see [`Rx::told`].
+    told: UnsafeCell<Told>,
     tx: UnsafeCell<TxRing>,
     rx: UnsafeCell<RxRing>,
 }
@@ -296,6 +299,7 @@ impl Conn {
         *self.stats.get_mut() = stats;
         *self.header.get_mut() = header;
         *self.sw.get_mut() = Switch::new();
+        *self.told.get_mut() = Told::NOTHING;
         *self.tx.get_mut() = TxRing::default();
         *self.rx.get_mut() = RxRing::default();
     }

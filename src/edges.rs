@@ -53,7 +53,7 @@ impl News {
 }
 
 /// What an item was told last.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Told {
     news: News,
     bits: u32,

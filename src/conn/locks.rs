@@ -77,6 +77,12 @@ impl<'a> Tx<'a> {
 }
 
 impl<'a> Rx<'a> {
+    /// What the epoll sets that had it were told of edges when it last became managed: for a child that was forked before
+    /// that, and can know it from nowhere else.
+    pub fn told(&mut self) -> &mut Told {
+        // SAFETY: guarded by the receive lock, which we hold.
+        unsafe { &mut *self.conn.told.get() }
+    }
     /// The connection.
     pub fn conn(&self) -> &'a Conn {
         self.conn

@@ -223,6 +223,7 @@ pub fn manage(b: &mut Both) -> bool {
         return false;
     }
     local.managed.store(true, Relaxed);
+    let mut told = None;
     for (s, fd) in items {
         // SAFETY: sets are never freed.
         let s = unsafe { &**s };
@@ -250,6 +251,7 @@ pub fn manage(b: &mut Both) -> bool {
                 } else {
                     i.told = Told::NOTHING;
                 }
+                told = Some(if told.is_none_or(|t| t == i.told) { i.told } else { Told::NOTHING });
             }
             i.managed = true;
             i.rearmed = false;
@@ -265,6 +267,7 @@ pub fn manage(b: &mut Both) -> bool {
         // The item is listed.
         bell::ring(s.bell.load(Relaxed));
     }
+    *b.rx.told() = told.unwrap_or(Told::NOTHING);
     true
 }
 

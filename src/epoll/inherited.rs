@@ -50,9 +50,12 @@ impl Set {
             let ev = epoll_event { events, u64: item.data };
             let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             let ev = epoll_event { events: item.events, u64: item.data };
-            // What was told before the fork is no news for having been put back.
-            let muted = (item.managed || item.muted) && item.events & (ET | ONESHOT) == ET;
-            let (spent, told) = (item.spent, item.told);
+            // What was told before the fork is no news for having been put back, nor what the kernel's set had told when the
+            // connection was taken out of it after the fork.
+            let known = item.managed || item.muted;
+            let left = conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed);
+            let muted = (known || left) && item.events & (ET | ONESHOT) == ET;
+            let (spent, told) = (item.spent, if known { item.told } else { *conn.lock_rx().told() });
             let item = Item { spent, told, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             let local = conn.local();

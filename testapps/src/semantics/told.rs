@@ -14,6 +14,7 @@ use std::time::Instant;
 pub const CHECKS: &[Check] = &[
     ("told-of-a-shutdown-in-vain", shutdown_in_vain),
     ("told-to-a-child-once", child_once),
+    ("told-to-a-child-of-the-time-before", child_of_before),
     ("told-nothing-by-a-full-socket", full),
     ("waits-on-after-a-handler", waits_on),
     ("waits-no-longer-for-many", for_many),
@@ -61,6 +62,36 @@ fn child_once(cx: &mut Cx) -> Res {
     cx.tell(Op::Send, 10, 0, 0)?;
     same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of ten more bytes");
     cx.recv(20)
+}
+
+/// Nor is it one where the connection has left TCP only after the fork.
+fn child_of_before(cx: &mut Cx) -> Res {
+    const N: u64 = 60;
+    cx.renew()?;
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of ten bytes");
+    let (rd, wr) = sys::pipe()?;
+    let mut c = cx.with_fd(cx.fd);
+    c.tx += N * 16;
+    let pid = child(move || {
+        sys::read(rd, &mut [0])?;
+        c.send(10)?;
+        same!(sys::epoll_wait(ep, 4, 50)?.len(), 0, "events in the child");
+        Ok(())
+    })?;
+    cx.post(Op::SlowRecv, N * 16, 16, 0)?;
+    for _ in 0..N {
+        cx.send(16)?;
+        util::pause_ms(1);
+    }
+    cx.wait()?;
+    sys::write(wr, b"x")?;
+    reap(pid)?;
+    cx.tx += 10;
+    same!(cx.tell(Op::Recv, 10, 0, 0)?, 10, "bytes of the child");
+    same!(sys::epoll_wait(ep, 4, 0)?.len(), 0, "events of the same bytes");
+    cx.recv(10)
 }
 
 /// That a connection leaves TCP makes no room: neither while it is full, nor when there is some, but less than is told of.
