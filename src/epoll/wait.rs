@@ -245,6 +245,7 @@ impl Set {
         conn.arm(bits, conn.bell_for(self.bell.load(Relaxed)));
     }
 
+    #[inline]
     fn kernel_wait(
         &self,
         to: (*mut epoll_event, usize),
@@ -257,8 +258,13 @@ impl Set {
         if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
             let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX.into()) as c_int };
             let args = [epfd, evs, max, ms as usize, mask as usize, masklen];
+            #[cfg(target_arch = "x86_64")]
+            // Without a mask to look at it takes a tenth less time.
+            let nr = if mask.is_null() { libc::SYS_epoll_wait } else { libc::SYS_epoll_pwait };
+            #[cfg(not(target_arch = "x86_64"))]
+            let nr = libc::SYS_epoll_pwait;
             // SAFETY: `evs` has room for `max` events.
-            return unsafe { signals::call(how.as_mut().map(Sleep::again), libc::SYS_epoll_pwait, args) };
+            return unsafe { signals::call(how.as_mut().map(Sleep::again), nr, args) };
         }
         let ts = timespec_of(timeout_ns);
         let args = [epfd, evs, max, &raw const ts as usize, mask as usize, masklen];
@@ -442,21 +448,32 @@ impl Set {
         }
     }
 
+    /// As [`Set::wait`], of a set that is only the kernel's, for who will not sleep. `None`: look again.
+    #[inline]
+    fn look(&self, evs: *mut epoll_event, max: c_int, mask: *const sigset_t) -> Option<Result<isize, Errno>> {
+        let moves = self.moves.load(SeqCst);
+        let n = match self.kernel_wait((evs, max as usize), 0, mask, None) {
+            Ok(n) if self.is_the_kernels() => n,
+            Ok(n) => self.admit_late(evs, n),
+            Err(e) => return Some(Err(e)),
+        };
+        (n > 0 || self.moves.load(SeqCst) == moves).then_some(Ok(n as isize))
+    }
+
+    /// Not in line: it has much on its stack, which those who only look should not pay for.
+    #[inline(never)]
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
         let since = Since::now();
         let mut limit = timeout_ns;
-        if self.is_the_kernels() {
+        if timeout_ns != 0 && self.is_the_kernels() {
             let moves = self.moves.load(SeqCst);
             let began = if timeout_ns > 0 { coarse_ns() } else { 0 };
             let to = (evs, max as usize);
-            let n = match timeout_ns {
-                0 => self.kernel_wait(to, 0, mask, None)?,
-                _ => self.unaware(since, |how| self.kernel_wait(to, timeout_ns, mask, Some(how)))?,
-            };
+            let n = self.unaware(since, |how| self.kernel_wait(to, timeout_ns, mask, Some(how)))?;
             // Another thread may have added a one-shot, or a bell, meanwhile.
             let is_plain = self.is_the_kernels();
             let n = if is_plain { n } else { self.admit_late(evs, n) };
-            if n > 0 || self.moves.load(SeqCst) == moves && (is_plain || timeout_ns == 0) {
+            if n > 0 || self.moves.load(SeqCst) == moves && is_plain {
                 return Ok(n as isize);
             }
             if timeout_ns > 0 {
@@ -622,7 +639,8 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             }
         }
     };
-    match s.wait(evs, max, timeout_ns, mask) {
+    let now = if timeout_ns == 0 && s.is_the_kernels() { s.look(evs, max, mask) } else { None };
+    match now.unwrap_or_else(|| s.wait(evs, max, timeout_ns, mask)) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
     }
