@@ -430,7 +430,8 @@ fn new_one_first(cx: &mut Cx) -> Res {
 
 /// A larger `SO_SNDBUF` is room for whoever waits for some.
 fn more_room(cx: &mut Cx) -> Res {
-    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 50_000i32)?;
+    // So little that the larger one has room for all of it, also where what a ring held comes back to the kernel's.
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 20_000i32)?;
     let ep = set(cx, EPOLLOUT | EPOLLET)?;
     let (mut n, mut full) = (0, 0);
     // What the sender's buffer holds goes on to the receiver's for a while: less than a segment at the next probe.
