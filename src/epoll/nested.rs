@@ -56,6 +56,10 @@ impl Set {
     fn has_event(&self, fd: c_int) -> bool {
         const ROUNDS: usize = 64;
         for _ in 0..ROUNDS {
+            if self.nests.load(Relaxed) {
+                // What makes it readable may be the bell of a set in it.
+                settle_all();
+            }
             if self.settle() {
                 return true;
             }

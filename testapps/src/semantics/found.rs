@@ -1,9 +1,12 @@
 //! What other projects' test suites found, on connections of their own that are new when they begin.
 
-use super::cx::{Cx, Res};
+use super::cx::{Cx, Op, Res, Why};
+use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
-use libc::{EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, SOL_SOCKET};
+use libc::{
+    EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, SOL_SOCKET,
+};
 use std::os::fd::RawFd;
 
 /// The checks of this file.
@@ -12,10 +15,11 @@ pub const CHECKS: &[Check] = &[
     ("close-with-more-to-come", close_early),
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
+    ("poll-of-a-set-of-sets", set_of_sets),
 ];
 
 /// Both ends of a new connection.
-fn pair() -> Result<(RawFd, RawFd), super::cx::Why> {
+fn pair() -> Result<(RawFd, RawFd), Why> {
     let (l, port) = sys::listen(0, 4)?;
     let a = sys::connect(port)?;
     let b = sys::accept(l, 0)?;
@@ -167,4 +171,25 @@ fn many_pieces(cx: &mut Cx) -> Res {
     sys::close(a)?;
     sys::close(b)?;
     cx.warm(4, 0)
+}
+
+/// A set of sets is polled when what was in the inner one is read: random program 2473.
+fn set_of_sets(cx: &mut Cx) -> Res {
+    for how in [EPOLLIN, EPOLLIN | EPOLLET] {
+        let inner = set(cx, EPOLLIN)?;
+        let t = std::thread::spawn(move || sys::epoll_wait(inner, 4, 5000));
+        util::pause_ms(20);
+        let outer = sys::epoll_create()?;
+        sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, how as u32, 9)?;
+        cx.tell(Op::Send, 42, 0, 0)?;
+        let got = t.join().map_err(|_| Why("the thread".into()))?;
+        same!(got, Ok(vec![(EPOLLIN as u32, 7)]), "an epoll_wait that waits");
+        same!(sys::poll1(outer, POLLIN, 2000)?, POLLIN, "poll before it is read");
+        cx.recv(42)?;
+        same!(sys::poll1(outer, POLLIN, 0)?, 0, "poll when it is read");
+        same!(sys::epoll_wait(outer, 4, 0)?, vec![], "epoll_wait then");
+        sys::close(outer)?;
+        sys::close(inner)?;
+    }
+    Ok(())
 }
