@@ -7,6 +7,7 @@ use super::Check;
 use crate::{ensure, prng, same, sys, util};
 use libc::{EAGAIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
 use std::os::fd::RawFd;
+use std::sync::mpsc;
 use std::thread::{spawn, JoinHandle};
 use std::time::Instant;
 
@@ -25,21 +26,53 @@ pub const CHECKS: &[Check] = &[
     ("close-under-a-call-and-fork", and_fork),
 ];
 
-/// Long enough for a thread to fall asleep.
-const ASLEEP_MS: u64 = 50;
-
 fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
     t.join().map_err(|_| Why("a thread panicked".into()))
 }
 
-/// A receive of 100 bytes in another thread, which sleeps.
-fn receive(fd: RawFd, flags: i32) -> JoinHandle<(sys::R<usize>, Vec<u8>)> {
+/// Makes a call in another thread; returns when that sleeps in it.
+fn sleeping<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, Why> {
+    let (tell, told) = mpsc::channel();
     let t = spawn(move || {
+        // SAFETY: no preconditions.
+        let _ = tell.send(unsafe { libc::gettid() });
+        call()
+    });
+    let tid = told.recv().map_err(|_| Why("a thread panicked".into()))?;
+    // Not a pause, nor a lock: what a socket is waited for by, in the kernel and on a ring.
+    const FUTEX_WAITV: i64 = 449;
+    let calls = [
+        FUTEX_WAITV,
+        libc::SYS_recvfrom,
+        libc::SYS_recvmsg,
+        libc::SYS_sendto,
+        libc::SYS_sendmsg,
+        libc::SYS_poll,
+        libc::SYS_ppoll,
+    ];
+    let mut asleep = 0;
+    for _ in 0..5000 {
+        // The number of the call in which it sleeps, or "running".
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).map_err(|e| Why(e.to_string()))?;
+        let call = text.split(' ').next().and_then(|n| n.parse::<i64>().ok());
+        asleep = if call.is_some_and(|n| calls.contains(&n)) { asleep + 1 } else { 0 };
+        if asleep == 10 {
+            return Ok(t);
+        }
+        util::pause_ms(1);
+    }
+    Err(Why("a thread never fell asleep".into()))
+}
+
+/// What a receive returned, and its buffer.
+type Received = (sys::R<usize>, Vec<u8>);
+
+/// A receive of 100 bytes in another thread, which sleeps.
+fn receive(fd: RawFd, flags: i32) -> Result<JoinHandle<Received>, Why> {
+    sleeping(move || {
         let mut b = vec![0; 100];
         (sys::recv(fd, &mut b, flags), b)
-    });
-    util::pause_ms(ASLEEP_MS);
-    t
+    })
 }
 
 /// What is read by a number that is used again is not the connection's.
@@ -75,7 +108,7 @@ fn nothing_told(cx: &mut Cx) -> Res {
 }
 
 fn under_a_receive(cx: &mut Cx, flags: i32, close: fn(RawFd) -> Res) -> Res {
-    let t = receive(cx.fd, flags);
+    let t = receive(cx.fd, flags)?;
     close(cx.fd)?;
     nothing_told(cx)?;
     let want = prng::bytes(IN, cx.rx, 100);
@@ -89,7 +122,7 @@ fn under_a_receive(cx: &mut Cx, flags: i32, close: fn(RawFd) -> Res) -> Res {
 
 fn another_number(cx: &mut Cx) -> Res {
     let d = sys::dup(cx.fd)?;
-    let t = receive(cx.fd, 0);
+    let t = receive(cx.fd, 0)?;
     close_and_reuse(cx.fd)?;
     let want = prng::bytes(IN, cx.rx, 100);
     cx.tell(Op::Send, 100, 0, 0)?;
@@ -106,7 +139,7 @@ fn timed(cx: &mut Cx) -> Res {
     let tv = libc::timeval { tv_sec: 0, tv_usec: 300_000 };
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, tv)?;
     let begun = Instant::now();
-    let t = receive(cx.fd, 0);
+    let t = receive(cx.fd, 0)?;
     close_and_reuse(cx.fd)?;
     nothing_told(cx)?;
     same!(join(t)?.0, Err(EAGAIN), "a receive whose time is over");
@@ -120,8 +153,7 @@ fn under_a_send(cx: &mut Cx) -> Res {
     const MORE: usize = 8 << 20;
     let n = cx.fill(4096)?;
     let (fd, b) = (cx.fd, prng::bytes(OUT, cx.tx, MORE));
-    let t = spawn(move || sys::send(fd, &b, MSG_NOSIGNAL));
-    util::pause_ms(ASLEEP_MS);
+    let t = sleeping(move || sys::send(fd, &b, MSG_NOSIGNAL))?;
     close_and_reuse(cx.fd)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, (n + MORE) as u64, "bytes before the end");
     same!(join(t)?, Ok(MORE), "a send that waited");
@@ -130,11 +162,10 @@ fn under_a_send(cx: &mut Cx) -> Res {
 
 fn under_a_poll(cx: &mut Cx) -> Res {
     let fd = cx.fd;
-    let t = spawn(move || {
+    let t = sleeping(move || {
         let begun = Instant::now();
         (sys::poll1(fd, POLLIN, 300), ms(begun))
-    });
-    util::pause_ms(ASLEEP_MS);
+    })?;
     sys::close(cx.fd)?;
     nothing_told(cx)?;
     // When it wakes the kernel looks what has the number.
@@ -147,8 +178,8 @@ fn under_a_poll(cx: &mut Cx) -> Res {
 
 fn two_calls(cx: &mut Cx) -> Res {
     let fd = cx.fd;
-    let p = spawn(move || sys::poll1(fd, POLLIN, 5000));
-    let t = receive(fd, MSG_WAITALL);
+    let p = sleeping(move || sys::poll1(fd, POLLIN, 5000))?;
+    let t = receive(fd, MSG_WAITALL)?;
     close_and_reuse(fd)?;
     let want = prng::bytes(IN, cx.rx, 100);
     cx.tell(Op::Send, 10, 0, 0)?;
@@ -167,8 +198,8 @@ fn two_calls(cx: &mut Cx) -> Res {
 
 fn shut_and_close(cx: &mut Cx) -> Res {
     let fd = cx.fd;
-    let p = spawn(move || sys::poll1(fd, POLLIN, 5000));
-    let t = receive(fd, 0);
+    let p = sleeping(move || sys::poll1(fd, POLLIN, 5000))?;
+    let t = receive(fd, 0)?;
     sys::shutdown(fd, SHUT_RDWR)?;
     replace(fd)?;
     same!(join(t)?.0, Ok(0), "a receive that waited");
@@ -179,7 +210,7 @@ fn shut_and_close(cx: &mut Cx) -> Res {
 }
 
 fn and_fork(cx: &mut Cx) -> Res {
-    let t = receive(cx.fd, 0);
+    let t = receive(cx.fd, 0)?;
     sys::close(cx.fd)?;
     // It does not have the connection, so the peer is not to wait for its end.
     let pid = sys::fork()?;
