@@ -95,8 +95,8 @@ pub fn server(a: &Args) -> io::Result<()> {
 }
 
 /// `load-client pubsub [--size S] [--subscribers N] [--rate R]`: one publisher, as fast as it goes or
-/// `R` messages a second; the line says what subscribers got (`goodput` in MB/s) and how late. The subscribers are
-/// spread over the delivery servers, if there are any.
+/// `R` messages a second; the line says how many each subscriber got (without any, how many were sent), what all of them got
+/// (`goodput` in MB/s) and how late. The subscribers are spread over the delivery servers, if there are any.
 pub fn client(a: &Args) -> io::Result<()> {
     let (clock, size, n) = (Clock::default(), size(a), a.num("subscribers", 1) as usize);
     let mut ports = Vec::new();
@@ -111,12 +111,19 @@ pub fn client(a: &Args) -> io::Result<()> {
     }
     let got = Mutex::new(Tally::default());
     let mut t = clock.run(a, n + 1, |i| {
-        let Some(mine) = i.checked_sub(1) else { return publish(a, &clock, size) };
+        let Some(mine) = i.checked_sub(1) else {
+            let t = publish(a, &clock, size)?;
+            // What is published goes in bursts: where buffers are full, nothing for as long as they take to drain.
+            return Ok(if n > 0 { Tally { count: 0, bytes: 0, ..t } } else { t });
+        };
         let s = subs[mine].lock().unwrap_or_else(|e| e.into_inner()).take();
         let t = subscribe(s.ok_or(io::ErrorKind::NotConnected)?, &clock, size)?;
+        let counted = Tally { count: t.count, bytes: t.bytes, ..Tally::default() };
         got.lock().unwrap_or_else(|e| e.into_inner()).add(t);
-        Ok(Tally::default())
+        Ok(counted)
     })?;
+    t.count /= n.max(1) as u64;
+    t.bytes /= n.max(1) as u64;
     let got = got.into_inner().unwrap_or_else(|e| e.into_inner());
     if got.all != t.all * n as u64 {
         return wrong(format!("{} messages arrived of {} times {n}", got.all, t.all));
