@@ -90,7 +90,8 @@ pub fn take(fd: c_int, conn: &'static Conn) -> bool {
 
 /// A call holds `conn` open no more.
 pub fn release(conn: &'static Conn) {
-    if conn.local().pins.fetch_sub(1, SeqCst) == 1 {
+    // In a child that was forked by a handler within the call nobody holds it.
+    if conn.local().pins.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)) == Ok(1) {
         close_unheld(conn);
     }
 }
@@ -120,5 +121,29 @@ pub fn close_unheld(conn: &'static Conn) {
     full_fence();
     if l.pins.load(SeqCst) == 0 && l.unnamed.load(SeqCst) {
         fds::close_unnamed(conn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A handler within a call forks, and returns in the child: the call lets go of what the child has forgotten.
+    #[test]
+    fn a_child_holds_nothing() {
+        let conn = crate::arena::alloc().unwrap();
+        let l = conn.local();
+        table::for_tests();
+        let fd = fdhigh::dup_high(2).unwrap();
+        assert!(table::put_conn(fd, conn));
+        assert!(take(fd, conn));
+        assert_eq!(l.pins.load(SeqCst), 1);
+        l.begin_anew();
+        release(conn);
+        assert_eq!(l.pins.load(SeqCst), 0, "a close would wait for a call that is not there");
+        table::take(fd);
+        assert!(!take(fd, conn), "its number is closed");
+        crate::sys::close(fd);
+        conn.set_phase(Phase::Closed);
     }
 }
