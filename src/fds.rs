@@ -278,7 +278,11 @@ fn forget(fd: c_int, how: How) -> Outcome {
                 c.local().fd.store(other, Relaxed);
             }
         }
-        return kernel();
+        let r = kernel();
+        drop(b);
+        // This may be a handler that has interrupted a call by that number, which is to look again.
+        c.notify();
+        return r;
     }
     if how != How::Stale && pins::keep_open(&mut b, fd) {
         let r = kernel();

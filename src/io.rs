@@ -526,7 +526,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             return Step::Return(Outcome::Done(0));
         }
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
-        if together && b.skip == 0 && conn.is_managed() && !conn.takeable(want) {
+        if together && b.skip == 0 && conn.is_at(fd) && conn.is_managed() && !conn.takeable(want) {
             match wait(fd, conn, Some(want), (false, lose(b)), call) {
                 Ok(()) => continue,
                 Err(e) => match take(fd, conn, *b, flags) {

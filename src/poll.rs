@@ -181,8 +181,14 @@ impl Call<'_> {
 
     /// Looks up the fds anew. Returns whether any is managed.
     fn look(&mut self) -> bool {
-        if self.holds && self.conns.iter().flatten().any(|c| c.phase() == Phase::Closed) {
+        let live = |c: &Conn| matches!(c.phase(), Phase::Raw | Phase::Managed);
+        let stale = |(c, p): (&Option<&'static Conn>, &pollfd)| match c {
             // It goes on as another record.
+            Some(c) => c.phase() == Phase::Closed,
+            // Its number was something else when the others were held, or it was another process's to serve.
+            None => table::conn(p.fd).is_some_and(live),
+        };
+        if self.holds && self.conns.iter().zip(self.fds.iter()).any(stale) {
             self.let_go();
         }
         let mut managed = false;
@@ -193,7 +199,7 @@ impl Call<'_> {
                     _ if self.holds => break self.conns[i],
                     // It goes on as another record.
                     Some(c) if c.phase() == Phase::Closed && !table::is(p.fd, c) => {}
-                    c => break c.filter(|c| matches!(c.phase(), Phase::Raw | Phase::Managed)),
+                    c => break c.filter(|c| live(c)),
                 }
             };
             let hidden = c.is_some_and(is_told_here);

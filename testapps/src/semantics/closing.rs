@@ -7,6 +7,7 @@ use super::Check;
 use crate::{ensure, prng, same, sys, util};
 use libc::{EAGAIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::thread::{spawn, JoinHandle};
 use std::time::Instant;
@@ -24,6 +25,8 @@ pub const CHECKS: &[Check] = &[
     ("close-under-two-calls", two_calls),
     ("shutdown-and-close-under-calls", shut_and_close),
     ("close-under-a-call-and-fork", and_fork),
+    ("reuse-under-a-poll", reuse_under_a_poll),
+    ("handler-closes-another-number", handler_closes),
 ];
 
 fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
@@ -227,4 +230,52 @@ fn and_fork(cx: &mut Cx) -> Res {
     sys::waitpid(pid)?;
     ensure!(took < 2000, "the peer read the end after {took} ms");
     Ok(())
+}
+
+/// A number that was no connection when the poll began becomes one that is on a ring, while the poll sleeps for one on TCP.
+fn reuse_under_a_poll(cx: &mut Cx) -> Res {
+    let (l, port) = sys::listen(0, 4)?;
+    let (a, (rd, wr)) = (sys::connect(port)?, sys::pipe()?);
+    let b = sys::accept(l, 0)?;
+    let t = sleeping(move || {
+        let mut p = [a, rd].map(|fd| libc::pollfd { fd, events: POLLIN, revents: 0 });
+        (sys::poll(&mut p, 5000), p.map(|p| p.revents))
+    })?;
+    // The kernel's call goes on with the pipe, too.
+    let file = sys::dup(rd)?;
+    sys::dup2(cx.fd, rd)?;
+    sys::write_all(b, b"x")?;
+    same!(join(t)?, (Ok(1), [POLLIN, 0]), "a poll of a connection and a number that was used again");
+    for fd in [file, wr, rd, a, b, l] {
+        sys::close(fd)?;
+    }
+    cx.warm(20, 0)
+}
+
+/// What [`close_it`] closes.
+static NUMBER: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn close_it(_: i32) {
+    // SAFETY: closing a number is always allowed.
+    unsafe { libc::close(NUMBER.load(Ordering::SeqCst)) };
+}
+
+/// With `SO_RCVLOWAT` a receive has a wait of its own. A handler closes the number that it was given; the connection has
+/// another, and lives.
+fn handler_closes(cx: &mut Cx) -> Res {
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 50i32)?;
+    let d = sys::dup(cx.fd)?;
+    NUMBER.store(d, Ordering::SeqCst);
+    let once = libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+        it_value: libc::timeval { tv_sec: 0, tv_usec: 50_000 },
+    };
+    // SAFETY: `once` is readable, and the handler makes one system call. (The call goes on after it: `SA_RESTART`.)
+    unsafe {
+        libc::signal(libc::SIGALRM, close_it as extern "C" fn(i32) as libc::sighandler_t);
+        libc::setitimer(libc::ITIMER_REAL, &once, std::ptr::null_mut());
+    }
+    same!(sys::recv(d, &mut [0; 100], 0), Err(libc::EBADF), "a receive that is begun anew by a number that is closed");
+    cx.tell(Op::Send, 50, 0, 0)?;
+    cx.recv(50)
 }
