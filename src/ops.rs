@@ -207,7 +207,11 @@ macro_rules! foreign {
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) }
+    match unsafe { io::steady::recv(fd, buf, len, flags) } {
+        Some(n) => Outcome::Done(n.get() as isize),
+        // SAFETY: as above.
+        None => unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) },
+    }
 }
 
 /// An array of buffers, if it is one that the kernel would take.
@@ -228,6 +232,8 @@ pub unsafe fn recvv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     foreign!(fd);
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
+        // SAFETY: the caller's promise.
+        Some([one]) => unsafe { recv(fd, one.iov_base, one.iov_len, flags) },
         // SAFETY: the caller's promise.
         Some(v) => unsafe { io::recv(fd, v, core::ptr::null_mut(), flags) },
         None => Outcome::Bypass,
@@ -268,7 +274,11 @@ pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
 pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) }
+    match unsafe { io::steady::send(fd, buf, len, flags) } {
+        Some(n) => Outcome::Done(n.get() as isize),
+        // SAFETY: as above.
+        None => unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) },
+    }
 }
 
 /// `writev(2)`.
@@ -279,6 +289,8 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     foreign!(fd);
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
+        // SAFETY: the caller's promise.
+        Some([one]) => unsafe { send(fd, one.iov_base, one.iov_len, flags) },
         // SAFETY: the caller's promise.
         Some(v) => unsafe { io::send(fd, v, core::ptr::null(), flags) },
         None => Outcome::Bypass,

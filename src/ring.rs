@@ -97,6 +97,7 @@ impl TxRing {
     }
 
     /// Reads the peer's cursor and gives back memory that it has finished with.
+    #[inline(never)]
     pub fn refresh(&mut self) -> Result<(), Violation> {
         if self.peer.is_null() {
             return Ok(());
@@ -174,6 +175,31 @@ impl TxRing {
             self.own().produced.store(self.produced, Release);
         }
         Ok(n)
+    }
+
+    /// Writes all of `len` bytes at once and publishes them, if there is room for them and they are few. False: it has
+    /// written nothing.
+    ///
+    /// # Safety
+    /// `src` must be readable for `len` bytes.
+    #[inline(always)]
+    pub unsafe fn write_all(&mut self, src: *const u8, len: usize) -> bool {
+        if len > STRIDE || self.space(len).unwrap_or(0) < len {
+            return false;
+        }
+        let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
+        let first = len.min(self.cap as usize - at);
+        // SAFETY: both parts lie in the block, which is ours and where the peer has consumed what lay there; `src` by the
+        // caller's promise.
+        unsafe {
+            core::ptr::copy_nonoverlapping(src, self.ptr.add(at), first);
+            if first < len {
+                core::ptr::copy_nonoverlapping(src.add(first), self.ptr, len - first);
+            }
+        }
+        self.produced += len as u64;
+        self.own().produced.store(self.produced, Release);
+        true
     }
 
     /// The bytes from `from` on that lie together, for replay. Empty at the end.
@@ -359,6 +385,42 @@ impl RxRing {
         }
     }
 
+    /// Takes up to `len` bytes at once: all that wait, or as many, if they are `least` and few and lie in one piece. Else 0,
+    /// and nothing is taken.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes.
+    #[inline(always)]
+    pub unsafe fn read_all(&mut self, dst: *mut u8, len: usize, least: usize) -> usize {
+        if self.peer.is_null() || self.only_kept || !self.kept.is_empty() {
+            return 0;
+        }
+        let peer = self.peer();
+        let produced = peer.produced.load(Acquire);
+        // Read after `produced`, so every piece that these bytes lie in is announced.
+        if peer.geo_count.load(Acquire) != self.geo_next || produced <= self.consumed || self.end != u64::MAX {
+            return 0;
+        }
+        let there = produced - self.consumed;
+        let n = there.min(len as u64) as usize;
+        if there > self.cap || n < least || n > STRIDE {
+            return 0;
+        }
+        let at = ((self.consumed - self.start) & (self.cap - 1)) as usize;
+        let first = n.min(self.cap as usize - at);
+        // SAFETY: both parts lie inside the mapped block; `dst` by the caller's promise.
+        unsafe {
+            core::ptr::copy_nonoverlapping(self.ptr.add(at), dst, first);
+            if first < n {
+                core::ptr::copy_nonoverlapping(self.ptr, dst.add(first), n - first);
+            }
+        }
+        self.consumed += n as u64;
+        // SAFETY: set by `new` from a reference that outlives the ring.
+        unsafe { &*self.own }.consumed.store(self.consumed, Release);
+        n
+    }
+
     /// Takes up to `len` bytes. Returns the count.
     ///
     /// # Safety
@@ -398,3 +460,6 @@ impl RxRing {
         Ok(done)
     }
 }
+
+#[cfg(test)]
+mod tests;

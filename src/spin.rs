@@ -21,6 +21,9 @@ use crate::sys::sys;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
 
+mod apart;
+pub use apart::SERVES;
+
 const US: i64 = 1_000;
 const MS: i64 = 1_000_000;
 
@@ -33,6 +36,8 @@ const GAP: i64 = 30 * US;
 const ASK_AFTER: i64 = 20 * US;
 /// A yield that takes longer has let somebody run.
 const YIELDED: i64 = 10 * US;
+/// Who gives the processor back sooner did not want it for itself: it may be the peer, which waits for us in turn.
+const TURN: i64 = 300 * US;
 /// Who spins longer than this, as a setting says, lets others run at times.
 const YIELD_EVERY: i64 = 200 * US;
 
@@ -45,19 +50,24 @@ struct Luck {
     until: i64,
     /// How long the next pause is to be.
     pause: i64,
+    /// How often others have had the processor for a moment since a spin went well.
+    turns: u32,
 }
 
 impl Luck {
+    /// So many are those of a peer that is about to go elsewhere, see [`apart`].
+    const TURNS: u32 = 8;
     const MOST: i32 = 16;
     /// One spin in vain costs as much as so many good ones bring. What is left after a pause allows two.
     const VAIN: i32 = 4;
     const PAUSES: (i64, i64) = (MS, 32 * MS);
 
     const fn new() -> Luck {
-        Luck { credit: Luck::VAIN, until: 0, pause: Luck::PAUSES.0 }
+        Luck { credit: Luck::VAIN, until: 0, pause: Luck::PAUSES.0, turns: 0 }
     }
 
     fn hit(&mut self) {
+        self.turns = 0;
         self.credit += 1;
         if self.credit >= Luck::MOST {
             self.credit = Luck::MOST;
@@ -68,7 +78,8 @@ impl Luck {
     fn miss(&mut self, now: i64) {
         self.credit -= Luck::VAIN;
         if self.credit < 0 {
-            *self = Luck { credit: Luck::VAIN, until: now + self.pause, pause: (self.pause * 2).min(Luck::PAUSES.1) };
+            let pause = (self.pause * 2).min(Luck::PAUSES.1);
+            *self = Luck { credit: Luck::VAIN, until: now + self.pause, pause, turns: self.turns };
         }
     }
 }
@@ -88,6 +99,10 @@ impl Crowd {
 
     const fn new() -> Crowd {
         Crowd { until: AtomicI64::new(0), pause: AtomicI64::new(0) }
+    }
+
+    fn until(&self) -> i64 {
+        self.until.load(Relaxed)
     }
 
     fn met(&self, now: i64) {
@@ -116,10 +131,7 @@ fn cpus() -> u32 {
     if n != 0 {
         return n;
     }
-    let mut mask = [0u64; 128];
-    // SAFETY: `mask` is writable for the length given.
-    let got = unsafe { sys!(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) }.unwrap_or(8);
-    let n = mask[..got / 8].iter().map(|w| w.count_ones()).sum::<u32>().max(1);
+    let n = apart::allowed().map_or(1, |(mask, _)| mask.iter().map(|w| w.count_ones()).sum::<u32>().max(1));
     CPUS.store(n, Relaxed);
     n
 }
@@ -133,6 +145,25 @@ fn lost_processor() -> bool {
         return true;
     }
     LOST.replace(usage.ru_nivcsw) != usage.ru_nivcsw
+}
+
+/// What is next for a spinning thread whose processor others have had for `ns`, until `now`. `came`: what it waits for has
+/// come meanwhile. `None`: it goes on.
+#[cold]
+fn others_ran(ns: i64, now: i64, came: bool) -> Option<bool> {
+    let mut luck = LUCK.get();
+    luck.turns += 1;
+    // The peer may be about to go: that is told from others only by the end of it.
+    let short = ns < TURN && luck.turns <= Luck::TURNS;
+    let mine = !apart::SERVES.load(Relaxed) || luck.turns > Luck::TURNS / 2;
+    if short && came && mine && apart::part(now) {
+        luck.turns = 0;
+    } else if !short {
+        luck.turns = 0;
+        CROWD.met(now);
+    }
+    LUCK.set(luck);
+    (came || !short).then_some(came)
 }
 
 /// Polls `done` until it is true or spinning no longer pays. `slow` is polled every few microseconds.
@@ -154,7 +185,7 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         return done();
     }
     let mut begun = now_ns();
-    if auto && begun < CROWD.until.load(Relaxed).max(LUCK.get().until) {
+    if auto && begun < CROWD.until().max(LUCK.get().until) {
         return done();
     }
     let learn = |f: &dyn Fn(&mut Luck)| {
@@ -177,8 +208,10 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         let took = now - last;
         if took > GAP && auto {
             if lost_processor() {
-                CROWD.met(now);
-                return done();
+                if let Some(came) = others_ran(took, now, done()) {
+                    return came;
+                }
+                begun += took;
             }
             // Not spun, unless it is the looks that take so long, because they are at many connections.
             if took > usual.saturating_mul(2) {
@@ -204,11 +237,19 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
                 // SAFETY: no preconditions.
                 let _ = unsafe { sys!(libc::SYS_sched_yield) };
                 last = now_ns();
-                if auto && last - asked > YIELDED {
-                    CROWD.met(last);
-                    return done();
+                let gone = last - asked;
+                let ran = auto && gone > YIELDED;
+                if ran {
+                    if let Some(came) = others_ran(gone, last, done()) {
+                        return came;
+                    }
+                    begun += gone;
                 }
-                next_yield = if auto { i64::MAX } else { last + YIELD_EVERY };
+                next_yield = match auto {
+                    true if ran => last + ASK_AFTER,
+                    true => i64::MAX,
+                    false => last + YIELD_EVERY,
+                };
             }
             last = now_ns();
             next_slow = last + SLOW_EVERY;

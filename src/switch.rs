@@ -196,6 +196,12 @@ impl Switch {
         self.wish || self.got_return
     }
 
+    /// Whether what is sent goes to the ring, with nothing before it, and no return was asked for.
+    #[inline(always)]
+    pub fn is_steady(&self) -> bool {
+        self.tx == TxPath::Ring && !self.leaving() && self.pending().is_empty()
+    }
+
     /// Whether frames were sent that the peer may not have read.
     pub fn has_sent_frames(&self) -> bool {
         self.leave_sent || self.back_sent

@@ -2,10 +2,15 @@
 
 use crate::sys::{sys, SysResult};
 use crate::thread::{enter, leave, tid};
-use core::sync::atomic::{fence, AtomicU32, Ordering::*};
+#[cfg(target_arch = "x86_64")]
+use core::sync::atomic::compiler_fence;
+#[cfg(not(target_arch = "x86_64"))]
+use core::sync::atomic::fence;
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::timespec;
 
 /// Wakes up to `n` sleepers of `word`, in any process.
+#[inline(never)]
 pub fn futex_wake(word: *const AtomicU32, n: i32) {
     // SAFETY: the kernel only uses the address as a key; a bad one gives EFAULT.
     let _ = unsafe { sys!(libc::SYS_futex, word, libc::FUTEX_WAKE, n) };
@@ -90,6 +95,19 @@ impl Drop for Guard<'_> {
     }
 }
 
+impl Guard<'_> {
+    /// Unlocks. What was stored before is seen by all before anything is loaded after it.
+    #[inline]
+    pub fn unlock_and_fence(self) {
+        drop(self);
+        // An exchange is such a fence already on this processor.
+        #[cfg(target_arch = "x86_64")]
+        compiler_fence(SeqCst);
+        #[cfg(not(target_arch = "x86_64"))]
+        fence(SeqCst);
+    }
+}
+
 impl Lock {
     /// A free lock.
     pub const fn new() -> Self {
@@ -123,6 +141,7 @@ impl Lock {
     }
 
     #[cold]
+    #[inline(never)]
     fn lock_slow(&self, me: u32) -> Guard<'_> {
         for _ in 0..100 {
             if self.0.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
@@ -167,5 +186,12 @@ impl Lock {
 /// A store before it is visible to all before any load after it.
 #[inline(always)]
 pub fn full_fence() {
+    // What a locked instruction does as well takes half the time of the `mfence` that a compiler makes of it.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: adds nothing to what lies there, at once, so that nobody sees that it was written.
+    unsafe {
+        core::arch::asm!("lock or dword ptr [rsp], 0", options(nostack));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     fence(SeqCst);
 }

@@ -96,14 +96,19 @@ impl Thread {
     #[inline]
     fn id(&self) -> u32 {
         match self.tid.get() {
-            0 => {
-                // SAFETY: gettid has no preconditions.
-                let v = unsafe { sys!(libc::SYS_gettid) }.unwrap_or(1) as u32;
-                self.tid.set(v);
-                v
-            }
+            0 => self.ask_id(),
             v => v,
         }
+    }
+
+    // Not in line, as all that each lock and unlock has in it and hardly ever does: it would be in the way of what it does.
+    #[cold]
+    #[inline(never)]
+    fn ask_id(&self) -> u32 {
+        // SAFETY: gettid has no preconditions.
+        let v = unsafe { sys!(libc::SYS_gettid) }.unwrap_or(1) as u32;
+        self.tid.set(v);
+        v
     }
 
     /// Whether it is in a critical section.
@@ -154,6 +159,7 @@ pub(crate) fn leave() {
 }
 
 #[cold]
+#[inline(never)]
 fn deliver(t: &Thread) {
     t.deferred.set(false);
     let mask = t.mask.get();

@@ -635,6 +635,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     // Children that are forked from here on inherit the mappings.
     conn.local().mapped.store(n, Release);
     conn.stats().link.store(if l.remote().is_some() { 2 } else { 1 }, Relaxed);
+    if !conn.connector.load(Relaxed) {
+        crate::spin::SERVES.store(true, Relaxed);
+    }
     fds::take_lowat(conn, fd);
     Ok((slot, nonce))
 }

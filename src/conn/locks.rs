@@ -5,13 +5,13 @@ use super::*;
 /// The right to send.
 pub struct Tx<'a> {
     conn: &'a Conn,
-    _g: Guard<'a>,
+    guard: Guard<'a>,
 }
 
 /// The right to receive.
 pub struct Rx<'a> {
     conn: &'a Conn,
-    _g: Guard<'a>,
+    guard: Guard<'a>,
 }
 
 /// Both rights: everything may be changed.
@@ -53,6 +53,17 @@ impl<'a> Tx<'a> {
         let full = || sys::poll_now(self.conn.local().fd.load(Relaxed), libc::POLLOUT) == 0;
         leaving && self.conn.fulls.load(SeqCst) > 0 && full()
     }
+    /// Whether what is sent goes to the ring, with nothing before it, and no way back has begun.
+    #[inline(always)]
+    pub fn is_steady(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.conn.sw.get()).is_steady() }
+    }
+    /// Lets others send. What was stored before is seen by all before anything is loaded after it.
+    #[inline]
+    pub fn unlock_and_fence(self) {
+        self.guard.unlock_and_fence();
+    }
     /// Whether our direction has come back to TCP, and the peer's has not.
     pub fn has_resumed(&self) -> bool {
         // SAFETY: as above.
@@ -92,6 +103,11 @@ impl<'a> Rx<'a> {
     pub fn path(&self) -> RxPath {
         // SAFETY: the switch changes only under both locks, and we hold one.
         unsafe { (*self.conn.sw.get()).rx() }
+    }
+    /// Lets others receive. What was stored before is seen by all before anything is loaded after it.
+    #[inline]
+    pub fn unlock_and_fence(self) {
+        self.guard.unlock_and_fence();
     }
     /// The nonce to look for.
     pub fn nonce(&self) -> crate::wire::Nonce {
@@ -164,13 +180,25 @@ impl Conn {
     /// Takes the send lock.
     #[inline]
     pub fn lock_tx(&self) -> Tx<'_> {
-        Tx { conn: self, _g: self.tx_lock.lock() }
+        Tx { conn: self, guard: self.tx_lock.lock() }
     }
 
     /// Takes the receive lock.
     #[inline]
     pub fn lock_rx(&self) -> Rx<'_> {
-        Rx { conn: self, _g: self.rx_lock.lock() }
+        Rx { conn: self, guard: self.rx_lock.lock() }
+    }
+
+    /// Takes the send lock if it is free.
+    #[inline]
+    pub fn try_lock_tx(&self) -> Option<Tx<'_>> {
+        Some(Tx { conn: self, guard: self.tx_lock.try_lock()? })
+    }
+
+    /// Takes the receive lock if it is free.
+    #[inline]
+    pub fn try_lock_rx(&self) -> Option<Rx<'_>> {
+        Some(Rx { conn: self, guard: self.rx_lock.try_lock()? })
     }
 
     /// Takes both locks.
@@ -181,7 +209,7 @@ impl Conn {
 
     /// Takes both locks if both are free.
     pub fn try_lock_both(&self) -> Option<Both<'_>> {
-        let rx = Rx { conn: self, _g: self.rx_lock.try_lock()? };
-        Some(Both { rx, tx: Tx { conn: self, _g: self.tx_lock.try_lock()? } })
+        let rx = self.try_lock_rx()?;
+        Some(Both { rx, tx: self.try_lock_tx()? })
     }
 }

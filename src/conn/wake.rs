@@ -60,6 +60,12 @@ impl Conn {
     #[inline]
     pub fn tell_peer(&self, hint_bit: u32, futex_bit: u32) {
         full_fence();
+        self.tell_peer_fenced(hint_bit, futex_bit);
+    }
+
+    /// The same behind a full fence.
+    #[inline(always)]
+    pub fn tell_peer_fenced(&self, hint_bit: u32, futex_bit: u32) {
         let Some(peer) = self.peer() else { return };
         let want = peer.want.load(Acquire);
         if want & (hint_bit | futex_bit) != 0 {
@@ -84,19 +90,26 @@ impl Conn {
     /// worth it, without a look at what the mirror says, which is always that it is to be told.
     #[inline]
     pub fn tell_read(&self) {
+        full_fence();
+        self.tell_read_fenced();
+    }
+
+    /// The same behind a full fence.
+    #[inline]
+    pub fn tell_read_fenced(&self) {
         match (self.remote(), self.own(), self.peer()) {
             (Some(r), Some(own), Some(_)) => {
-                full_fence();
                 let slot = self.slot.load(Relaxed);
                 if r.is_due(slot, own.consumed.load(SeqCst)) {
                     r.flush(slot);
                 }
             }
-            _ => self.tell_peer(WANT_TX, FUTEX_TX),
+            _ => self.tell_peer_fenced(WANT_TX, FUTEX_TX),
         }
     }
 
     #[cold]
+    #[inline(never)]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
         crate::chaos::stumble();
         if self.is_foreign() {

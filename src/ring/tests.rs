@@ -1,0 +1,217 @@
+use super::*;
+use std::collections::VecDeque;
+
+const MAX: usize = 64 << 10;
+
+/// Both ends of a ring, in one process.
+struct Pair {
+    side: Side,
+    theirs: Box<Slot>,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair { side: Side::new().expect("memory"), theirs: Box::default() }
+    }
+
+    fn ends(&self) -> (TxRing, RxRing) {
+        let slot = self.side.slot(0);
+        let mut tx = TxRing::new(&self.side, slot, 4096).expect("memory");
+        tx.set_peer(&raw const *self.theirs);
+        (tx, RxRing::new(self.side.base(), slot, &self.theirs))
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: its rings are gone.
+        unsafe { self.side.destroy() };
+    }
+}
+
+fn write_all(tx: &mut TxRing, data: &[u8]) -> bool {
+    // SAFETY: a slice is readable for its length.
+    unsafe { tx.write_all(data.as_ptr(), data.len()) }
+}
+
+fn write(tx: &mut TxRing, data: &[u8]) -> usize {
+    // SAFETY: as above.
+    unsafe { tx.write(data.as_ptr(), data.len()) }.unwrap()
+}
+
+fn read_all(rx: &mut RxRing, to: &mut [u8], least: usize) -> usize {
+    // SAFETY: a slice is writable for its length.
+    unsafe { rx.read_all(to.as_mut_ptr(), to.len(), least) }
+}
+
+fn read(rx: &mut RxRing, to: &mut [u8]) -> Result<usize, Violation> {
+    // SAFETY: as above.
+    unsafe { rx.read(to.as_mut_ptr(), to.len()) }
+}
+
+/// splitmix64: the same numbers for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.next().is_multiple_of(n)
+    }
+
+    /// Up to `most`, small ones as likely as large ones.
+    fn size(&mut self, most: usize) -> usize {
+        let bits = self.next() % u64::from(most.ilog2() + 1);
+        (self.next() as usize & ((2 << bits) - 1)).clamp(1, most)
+    }
+}
+
+/// The byte at an offset of the stream.
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9) >> 13) as u8
+}
+
+fn bytes(from: u64, n: usize) -> Vec<u8> {
+    (from..from + n as u64).map(byte).collect()
+}
+
+/// Whatever way bytes are written and read, what comes out is what went in, and each way does what it says of itself.
+#[test]
+fn both_ways_give_the_same_stream() {
+    let pair = Pair::new();
+    let (mut short_writes, mut short_reads) = (0, 0);
+    for seed in 0..200 {
+        let mut r = Random(seed);
+        let (mut tx, mut rx) = pair.ends();
+        let mut model = VecDeque::new();
+        let mut buf = vec![0; 2 * MAX];
+        for _ in 0..400 {
+            match r.next() % 8 {
+                0 => {
+                    tx.grow(MAX);
+                }
+                1..=3 => {
+                    let data = bytes(tx.produced, r.size(2 * STRIDE));
+                    let room = tx.space(usize::MAX).unwrap();
+                    let n = if r.one_in(2) {
+                        let all = write_all(&mut tx, &data);
+                        assert_eq!(all, data.len() <= room.min(STRIDE), "seed {seed}");
+                        short_writes += u32::from(all);
+                        usize::from(all) * data.len()
+                    } else {
+                        let n = write(&mut tx, &data);
+                        assert_eq!(n, data.len().min(room), "seed {seed}");
+                        n
+                    };
+                    model.extend(&data[..n]);
+                }
+                4 => {
+                    let (skip, n) = (r.size(256) - 1, r.size(STRIDE));
+                    // SAFETY: writable for its length.
+                    let got = unsafe { rx.peek(skip, buf.as_mut_ptr(), n) }.unwrap();
+                    assert_eq!(got, n.min(model.len().saturating_sub(skip)), "seed {seed}");
+                    assert!(buf[..got].iter().eq(model.iter().skip(skip).take(got)), "seed {seed}");
+                }
+                _ => {
+                    let n = r.size(2 * STRIDE);
+                    let (least, short) = (if r.one_in(4) { n } else { 1 }, r.one_in(2));
+                    let got = match short {
+                        true => read_all(&mut rx, &mut buf[..n], least),
+                        false => read(&mut rx, &mut buf[..n]).unwrap(),
+                    };
+                    short_reads += u32::from(short && got > 0);
+                    assert!(got == n.min(model.len()) || short && got == 0, "seed {seed}");
+                    assert!(got == 0 || !short || got >= least, "seed {seed}");
+                    assert!(buf[..got].iter().copied().eq(model.drain(..got)), "seed {seed}");
+                    assert_eq!(rx.waiting(), model.len() as u64, "seed {seed}");
+                }
+            }
+            assert_eq!(tx.produced - rx.consumed, model.len() as u64, "seed {seed}");
+        }
+        tx.refresh().unwrap();
+        tx.release();
+    }
+    assert!(short_writes > 5_000 && short_reads > 5_000, "{short_writes} {short_reads}");
+}
+
+/// Two threads at once: every byte in its place, however the ring wraps and grows meanwhile.
+#[test]
+fn a_reader_sees_no_byte_too_early() {
+    const TOTAL: u64 = 8 << 20;
+    let pair = Pair::new();
+    let (mut tx, mut rx) = pair.ends();
+    let writer = |tx: &mut TxRing| {
+        let mut r = Random(1);
+        while tx.produced < TOTAL {
+            let data = bytes(tx.produced, r.size(3 * 1024).min((TOTAL - tx.produced) as usize));
+            let done = !r.one_in(4) && write_all(tx, &data);
+            if !done && write(tx, &data) == 0 && r.one_in(64) {
+                tx.grow(MAX);
+            }
+        }
+    };
+    let reader = |rx: &mut RxRing| {
+        let (mut r, mut buf, mut at) = (Random(2), vec![0; 8 << 10], 0);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while at < TOTAL {
+            let n = r.size(buf.len());
+            let mut got = read_all(rx, &mut buf[..n], 1);
+            if got == 0 {
+                got = read(rx, &mut buf[..n]).unwrap();
+            }
+            assert!(buf[..got].iter().copied().eq((at..at + got as u64).map(byte)), "at {at}");
+            at += got as u64;
+            if got == 0 {
+                assert!(std::time::Instant::now() < until, "nothing comes any more, at {at}");
+                std::thread::yield_now();
+            }
+        }
+    };
+    struct Sent<T>(T);
+    // SAFETY: each end is used by one thread at a time, and the memory outlives both.
+    unsafe impl<T> Send for Sent<T> {}
+    let (mut a, mut b) = (Sent(&mut tx), Sent(&mut rx));
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            let a = &mut a;
+            writer(a.0);
+        });
+        let b = &mut b;
+        reader(b.0);
+    });
+    assert_eq!(rx.consumed, TOTAL);
+    tx.refresh().unwrap();
+    tx.release();
+}
+
+/// What an honest peer would not say takes nothing, by the short way either.
+#[test]
+fn nothing_is_read_of_what_cannot_be() {
+    let pair = Pair::new();
+    let (mut tx, mut rx) = pair.ends();
+    let data = bytes(0, 100);
+    let mut buf = vec![0; MAX];
+    assert!(write_all(&mut tx, &data));
+    assert_eq!(read(&mut rx, &mut buf[..10]), Ok(10));
+    let slot = pair.side.slot(0);
+    for lie in [5, 10 + 4097, u64::MAX] {
+        slot.produced.store(lie, SeqCst);
+        assert_eq!(read_all(&mut rx, &mut buf, 1), 0, "{lie}");
+        assert_eq!(read(&mut rx, &mut buf), Err(Violation), "{lie}");
+    }
+    slot.produced.store(100, SeqCst);
+    assert_eq!(read_all(&mut rx, &mut buf, 1), 90);
+    assert_eq!(buf[..90], data[10..]);
+    // The same of a writer.
+    pair.theirs.consumed.store(101, SeqCst);
+    assert!(!write_all(&mut tx, &[0; 4096]));
+    assert_eq!(tx.space(4096), Err(Violation));
+    pair.theirs.consumed.store(100, SeqCst);
+    tx.refresh().unwrap();
+    tx.release();
+}

@@ -1,0 +1,116 @@
+//! Leaving a processor that both ends of a connection share.
+//!
+//! The kernel wakes who reads from a socket where the writer runs, so two ends that have just left TCP often share a
+//! processor while another one idles; and because they take turns, nobody who balances load sees two of them there. To
+//! spin is in vain then, and each trip costs two switches between threads. A thread that has found that out goes to any
+//! other processor of those it may use: its affinity is narrowed for the moment of the call, and put back.
+//!
+//! Not where the process came with a filter of system calls, which may kill for one that it does not expect.
+
+use super::Crowd;
+use crate::log::{log, Level};
+use crate::sys::sys;
+use crate::thread::Critical;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+/// Processors that a mask has room for: more than Linux can have (`NR_CPUS`).
+const WORDS: usize = 128;
+
+type Mask = [u64; WORDS];
+
+/// The process has accepted connections that are on rings. Of two ends that share a processor one is to go: the other one,
+/// unless it does not.
+pub static SERVES: AtomicBool = AtomicBool::new(false);
+
+/// When it was done last, and how long it is not to be done again.
+static DONE: Crowd = Crowd::new();
+
+/// 0: not known yet, 1: there is no filter, 2: there is.
+static FILTERED: AtomicU32 = AtomicU32::new(0);
+
+fn is_filtered() -> bool {
+    if FILTERED.load(Relaxed) == 0 {
+        // SAFETY: a question.
+        let mode = unsafe { sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
+        FILTERED.store(if mode == Ok(0) { 1 } else { 2 }, Relaxed);
+    }
+    FILTERED.load(Relaxed) == 2
+}
+
+/// Whether it may be tried at this moment.
+pub fn may_part(now: i64) -> bool {
+    now >= DONE.until() && !is_filtered()
+}
+
+/// The processors that this thread may use, and how many bytes of the mask the kernel has.
+pub fn allowed() -> Option<(Mask, usize)> {
+    let mut mask = [0; WORDS];
+    // SAFETY: `mask` is writable for the length given.
+    let n = unsafe { sys!(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) }.ok()?;
+    Some((mask, n))
+}
+
+fn allow(mask: &Mask, n: usize) -> bool {
+    // SAFETY: `n` bytes of `mask` are readable.
+    unsafe { sys!(libc::SYS_sched_setaffinity, 0, n, mask.as_ptr()) }.is_ok()
+}
+
+/// Goes to another processor, if [`may_part`] and there is one. Whether it has.
+pub fn part(now: i64) -> bool {
+    if !may_part(now) {
+        return false;
+    }
+    DONE.met(now);
+    // A handler would see the narrow mask, or give it to threads that it starts.
+    let _critical = Critical::new();
+    let mut cpu = 0u32;
+    // SAFETY: one writable word.
+    if unsafe { sys!(libc::SYS_getcpu, &raw mut cpu, 0usize, 0usize) }.is_err() {
+        return false;
+    }
+    let Some((before, n)) = allowed() else { return false };
+    let mut others = before;
+    let Some(word) = others.get_mut(cpu as usize / 64) else { return false };
+    *word &= !(1 << (cpu % 64));
+    if others == [0; WORDS] || !allow(&others, n) {
+        return false;
+    }
+    // If somebody else has set it meanwhile, that holds.
+    if allowed().is_some_and(|(now, _)| now == others) {
+        allow(&before, n);
+    }
+    log(Level::Debug, format_args!("leaves processor {cpu}, which both ends of a connection share"));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu() -> u32 {
+        // SAFETY: no preconditions.
+        unsafe { libc::sched_getcpu() as u32 }
+    }
+
+    #[test]
+    fn the_processor_is_another_and_the_affinity_the_same() {
+        std::thread::spawn(|| {
+            let (before, n) = allowed().unwrap();
+            let (here, may) = (cpu(), before.iter().map(|w| w.count_ones()).sum::<u32>() > 1);
+            DONE.until.store(0, Relaxed);
+            assert_eq!(part(1), may);
+            assert!(!may || cpu() != here);
+            assert!(allowed().unwrap().0 == before);
+            assert!(!part(2), "so soon after the last time");
+            // Where there is no other nothing happens.
+            let mut one = [0; WORDS];
+            one[cpu() as usize / 64] = 1 << (cpu() % 64);
+            assert!(allow(&one, n));
+            DONE.until.store(0, Relaxed);
+            assert!(!part(1 << 40));
+            assert!(allowed().unwrap().0 == one);
+        })
+        .join()
+        .unwrap();
+    }
+}
