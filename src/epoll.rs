@@ -40,7 +40,7 @@ pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
-pub use wait::wait;
+pub use wait::{look, wait};
 pub use whole::fork_is_over;
 use whole::{Changing, Whole};
 

@@ -28,11 +28,25 @@ macro_rules! polls {
     };
 }
 
+/// `epoll_wait`, likewise.
+macro_rules! epoll_waits {
+    ($($call:tt)*) => {
+        hook! {
+            $($call)* fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int) -> c_int
+                = ops::epoll_wait(ep, evs, max, shape::millis_ns(ms), ptr::null())
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 polls! { point(libc::SYS_poll) }
-// There is no such call elsewhere.
+#[cfg(target_arch = "x86_64")]
+epoll_waits! { point(libc::SYS_epoll_wait) }
+// There are no such calls elsewhere.
 #[cfg(not(target_arch = "x86_64"))]
 polls! { point }
+#[cfg(not(target_arch = "x86_64"))]
+epoll_waits! { point }
 
 hook! {
     point fn ppoll(fds: *mut pollfd, n: nfds_t, limit: *const timespec, mask: *const sigset_t) -> c_int
@@ -58,10 +72,6 @@ hook! {
 }
 
 hook! { fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int = ops::epoll_ctl(ep, op, fd, ev) }
-hook! {
-    point fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int) -> c_int
-        = ops::epoll_wait(ep, evs, max, shape::millis_ns(ms), ptr::null())
-}
 hook! {
     point fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, ms: c_int, mask: *const sigset_t) -> c_int
         = ops::epoll_wait(ep, evs, max, shape::millis_ns(ms), mask)

@@ -453,18 +453,6 @@ impl Set {
         }
     }
 
-    /// As [`Set::wait`], of a set that is only the kernel's, for who will not sleep. `None`: look again.
-    #[inline]
-    fn look(&self, evs: *mut epoll_event, max: c_int, mask: *const sigset_t) -> Option<Result<isize, Errno>> {
-        let moves = self.moves.load(SeqCst);
-        let n = match self.kernel_wait((evs, max as usize), 0, mask, None) {
-            Ok(n) if self.is_the_kernels() => n,
-            Ok(n) => self.admit_late(evs, n),
-            Err(e) => return Some(Err(e)),
-        };
-        (n > 0 || self.moves.load(SeqCst) == moves).then_some(Ok(n as isize))
-    }
-
     /// Not in line: it has much on its stack, which those who only look should not pay for.
     #[inline(never)]
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
@@ -617,10 +605,36 @@ impl Set {
     }
 }
 
+/// As [`wait`], for who will not sleep and has a set that is only the kernel's, or none: in line, because each return from
+/// a function behind a system call costs as much as a wrong guess of the processor's. `None`: look again.
+///
+/// # Safety
+/// As for [`wait`].
+#[inline(always)]
+pub unsafe fn look(epfd: c_int, evs: *mut epoll_event, max: c_int, mask: *const sigset_t) -> Option<Outcome> {
+    let Entry::Set(s) = table::get(epfd) else {
+        // A connection that comes to it meanwhile has nothing to say yet.
+        return table::is_foreign(epfd).then_some(Outcome::Bypass);
+    };
+    if s.is_inherited() || !s.is_the_kernels() || max <= 0 || evs.is_null() || !crate::process::is_active() {
+        return None;
+    }
+    let moves = s.moves.load(SeqCst);
+    let masklen = if mask.is_null() { 0usize } else { 8 };
+    // SAFETY: the program's array; `mask` by the caller's promise.
+    let n = match unsafe { sys!(number(mask), epfd, evs, max, 0, mask, masklen) } {
+        Ok(n) if s.is_the_kernels() => n,
+        Ok(n) => s.admit_late(evs, n),
+        Err(e) => return Some(Outcome::Fail(e)),
+    };
+    (n > 0 || s.moves.load(SeqCst) == moves).then_some(Outcome::Done(n as isize))
+}
+
 /// `epoll_wait(2)` and its kin; `timeout_ns < 0` waits for ever.
 ///
 /// # Safety
 /// `evs` must have room for `max` events; `mask` is null or readable.
+#[inline(never)]
 pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
     if max <= 0 || evs.is_null() || !crate::process::is_active() {
         return Outcome::Bypass;
@@ -642,8 +656,7 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             }
         }
     };
-    let now = if timeout_ns == 0 && s.is_the_kernels() { s.look(evs, max, mask) } else { None };
-    match now.unwrap_or_else(|| s.wait(evs, max, timeout_ns, mask)) {
+    match s.wait(evs, max, timeout_ns, mask) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
     }
