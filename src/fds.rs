@@ -311,7 +311,8 @@ fn close_number(fd: c_int, how: How) -> Outcome {
 /// No call holds a connection open any more whose last number is closed.
 pub fn close_unnamed(c: &'static Conn) {
     let b = c.lock_both();
-    if c.local().unnamed.swap(false, SeqCst) {
+    // Another thread may have closed it long ago, and the record be in use again, and held.
+    if c.local().pins.load(SeqCst) == 0 && c.local().unnamed.swap(false, SeqCst) {
         end(b, c.local().fd.load(Relaxed), How::Own);
     }
 }

@@ -8,7 +8,7 @@
 use crate::conn::*;
 use crate::layout::*;
 use crate::ops::Outcome;
-use crate::pins::Pin;
+use crate::pins;
 use crate::pump;
 use crate::remote;
 use crate::signals::{self, Since, Sleep};
@@ -82,23 +82,29 @@ impl<'a> Bufs<'a> {
 
     /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
     fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int, call: Option<Call>) -> Outcome {
-        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late() || c.pin.is_held()) else {
+        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late() || pins::is_held()) else {
             return Outcome::Bypass;
         };
         let sends = nr == libc::SYS_sendmsg;
         let all = sends || flags & libc::MSG_WAITALL != 0;
-        let late = call.is_late();
-        let flags = if late { flags | libc::MSG_DONTWAIT } else { flags };
         loop {
+            let quick = call.is_late() || pins::is_held();
+            let flags = if quick { flags | libc::MSG_DONTWAIT } else { flags };
+            let (at, conn) = if pins::is_held() { pins::find(fd) } else { (fd, None) };
             let mut if_left = || ();
-            let any = late || self.skip > 0;
+            let any = call.is_late() || self.skip > 0;
             let mut how = Sleep { since: call.since, any, if_left: &mut if_left };
-            let first = call.may_wait.then(|| how.again());
-            match kernel_msg(nr, fd, self, usize::MAX, None, flags, first) {
-                Ok(n) if all && n > 0 && (late || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,
-                Err(libc::EAGAIN) if late && call.may_wait => {
+            let first = (call.may_wait && !quick).then(|| how.again());
+            let r = {
+                // The number is not closed under it.
+                let _locks = conn.filter(|_| pins::is_held()).map(|c| c.lock_both());
+                kernel_msg(nr, at, self, usize::MAX, None, flags, first)
+            };
+            match r {
+                Ok(n) if all && n > 0 && (quick || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,
+                Err(libc::EAGAIN) if quick && call.may_wait => {
                     let events = if sends { libc::POLLOUT } else { libc::POLLIN };
-                    if let Err(e) = poll_wait(fd, events, call.deadline(), how) {
+                    if let Err(e) = poll_wait(at, events, call.deadline(), how) {
                         return self.outcome(Outcome::Fail(e));
                     }
                 }
@@ -230,8 +236,8 @@ enum Step {
 }
 
 /// What a call on `fd` is about, with a number of it, where that is ours to serve.
-fn live(fd: c_int, flags: c_int, begun: &Option<Call>) -> (c_int, Option<&'static Conn>) {
-    let (fd, conn) = begun.as_ref().map_or_else(|| (fd, table::conn(fd)), |c| c.pin.find(fd));
+fn live(fd: c_int, flags: c_int, begun: bool) -> (c_int, Option<&'static Conn>) {
+    let (fd, conn) = if begun { pins::find(fd) } else { (fd, table::conn(fd)) };
     let served = conn.filter(|c| match c.phase() {
         // What is in the error queue is the kernel's, and never waited for.
         Phase::Raw | Phase::Managed | Phase::Away => flags & libc::MSG_ERRQUEUE == 0,
@@ -247,9 +253,10 @@ fn live(fd: c_int, flags: c_int, begun: &Option<Call>) -> (c_int, Option<&'stati
 pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
     let since = Since::now();
+    let _held = pins::Holding::begin();
     let mut begun = None;
     loop {
-        let (fd, conn) = live(fd, flags, &begun);
+        let (at, conn) = live(fd, flags, begun.is_some());
         let Some(conn) = conn else {
             let o = b.finish(libc::SYS_recvmsg, fd, flags, begun);
             // SAFETY: null or valid by the caller's promise.
@@ -267,10 +274,10 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         // SAFETY: null or valid by the caller's promise.
         let msg = unsafe { msg.as_mut() };
         let (step, msg) = match conn.phase() {
-            Phase::Raw if b.skip == 0 => (recv_raw(fd, conn, &mut b, msg, flags, call), None),
-            Phase::Raw => (recv_raw(fd, conn, &mut b, None, flags, call), msg),
-            Phase::Away => (recv_away(fd, conn, &mut b, flags, call), msg),
-            _ => (recv_managed(fd, conn, &mut b, flags, call), msg),
+            Phase::Raw if b.skip == 0 => (recv_raw(at, conn, &mut b, msg, flags, call), None),
+            Phase::Raw => (recv_raw(at, conn, &mut b, None, flags, call), msg),
+            Phase::Away => (recv_away(at, conn, &mut b, flags, call), msg),
+            _ => (recv_managed(at, conn, &mut b, flags, call), msg),
         };
         if let Step::Return(o) = step {
             let o = b.outcome(o);
@@ -553,7 +560,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         }
         match take(fd, conn, *b, flags) {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
-                call.pin.hold(fd, conn);
+                pins::hold(fd, conn);
                 if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
@@ -636,9 +643,10 @@ fn await_resume(conn: &Conn) {
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
     let mut b = Bufs::new(iov);
     let since = Since::now();
+    let _held = pins::Holding::begin();
     let mut begun = None;
     loop {
-        let (fd, conn) = live(fd, flags, &begun);
+        let (at, conn) = live(fd, flags, begun.is_some());
         let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.sndtimeo.load(Relaxed)));
         // SAFETY: null or valid by the caller's promise.
@@ -649,9 +657,9 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         }
         visit::arrive(conn);
         let step = match conn.phase() {
-            Phase::Raw => send_raw(fd, conn, &mut b, flags, call),
-            Phase::Away => send_away(fd, conn, &mut b, flags, call),
-            _ => send_managed(fd, conn, &mut b, flags, call),
+            Phase::Raw => send_raw(at, conn, &mut b, flags, call),
+            Phase::Away => send_away(at, conn, &mut b, flags, call),
+            _ => send_managed(at, conn, &mut b, flags, call),
         };
         if let Step::Return(o) = step {
             return b.outcome(o);

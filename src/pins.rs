@@ -4,80 +4,127 @@
 //! the call goes on, the peer is told of nothing, and the last of such calls closes the connection as it leaves it. Meanwhile
 //! the socket has a number of the library's own. Only where a program has several threads is there anything to hold: a
 //! handler that closes the number of the call that it interrupts ends that call, in the kernel too, which begins it anew.
+//!
+//! What a call holds is noted with its thread, not in the call, because the thread may never come back to it: a handler
+//! jumps out, or ends the thread, or it is cancelled. Before a handler of the program's runs the kernel has left the call that
+//! it interrupts, and holds nothing; so the library's, which runs before it, lets go.
 
 use crate::conn::{Both, Conn, Phase};
-use crate::signals::Since;
 use crate::sync::full_fence;
+use crate::thread::{me, Critical};
 use crate::{bg, fdhigh, fds, process, table};
-use core::cell::Cell;
 use core::sync::atomic::Ordering::*;
 use libc::c_int;
 
-/// The connection that a call holds open, if it does, and since when.
-#[derive(Default)]
-pub struct Pin(Cell<Option<(&'static Conn, Since)>>);
+/// A mark on the address of a list in [`crate::thread::Thread::held`]; without it that is the one connection's.
+const LIST: usize = 1;
 
-impl Pin {
-    /// Holds `conn`, whose number is `fd`, open until the end of the call. False: it is its number no more, and the call is
-    /// to look again what is.
-    pub fn hold(&self, fd: c_int, conn: &'static Conn) -> bool {
-        if self.get().is_some_and(|c| core::ptr::eq(c, conn)) {
-            return true;
-        }
-        self.let_go();
-        let since = Since::now();
-        if !process::has_threads() {
-            return table::is(fd, conn);
-        }
-        let held = take(fd, conn);
-        if held {
-            self.0.set(Some((conn, since)));
-        }
-        held
-    }
+type List = Vec<&'static Conn>;
 
-    /// The connection that is held. After a handler has run the call begins anew, by the number that it was given.
-    fn get(&self) -> Option<&'static Conn> {
-        let (conn, since) = self.0.get()?;
-        if since.is_over(true) {
-            self.let_go();
-            return None;
-        }
-        Some(conn)
-    }
+/// While it lives the thread is in a call, at the end of which nothing is held any more.
+pub struct Holding(());
 
-    /// The call is over, or begins anew. No lock is held.
-    pub fn let_go(&self) {
-        if let Some((c, _)) = self.0.take() {
-            release(c);
-        }
-    }
-
-    /// Whether the call holds a connection.
-    pub fn is_held(&self) -> bool {
-        self.get().is_some()
-    }
-
-    /// What a call on `fd` is about, and a number that it has.
-    pub fn find(&self, fd: c_int) -> (c_int, Option<&'static Conn>) {
-        match self.get().filter(|c| !table::is(fd, c)) {
-            // It goes on as another record.
-            Some(c) if c.phase() == Phase::Closed => self.let_go(),
-            Some(c) => return (c.local().fd.load(Relaxed), Some(c)),
-            None => {}
-        }
-        (fd, table::conn(fd))
+impl Holding {
+    /// A call begins. (A handler that was installed by a raw system call may have interrupted another.)
+    #[inline]
+    pub fn begin() -> Holding {
+        let_go();
+        Holding(())
     }
 }
 
-impl Drop for Pin {
+impl Drop for Holding {
+    #[inline]
     fn drop(&mut self) {
-        self.let_go();
+        let_go();
     }
+}
+
+/// Whether the thread's call holds anything.
+#[inline]
+pub fn is_held() -> bool {
+    me(|t| t.held.get() != 0)
+}
+
+/// The thread's call holds `conn`, whose number is `fd`, open until its end. False: it is its number no more, and the call is
+/// to look again what is.
+pub fn hold(fd: c_int, conn: &'static Conn) -> bool {
+    me(|t| t.held.get()) == conn as *const Conn as usize || hold_all([(fd, conn)].into_iter())
+}
+
+/// The same of several.
+pub fn hold_all(all: impl Iterator<Item = (c_int, &'static Conn)> + Clone) -> bool {
+    let_go();
+    if !process::has_threads() {
+        return all.into_iter().all(|(fd, c)| table::is(fd, c));
+    }
+    // No handler comes before what is held is noted.
+    let _critical = Critical::new();
+    let held: usize = all.clone().take_while(|(fd, c)| take(*fd, c)).count();
+    if all.clone().nth(held).is_some() {
+        all.take(held).for_each(|(_, c)| release(c));
+        return false;
+    }
+    let mut each = all.clone().map(|(_, c)| c);
+    let noted = match held {
+        0 | 1 => each.next().map_or(0, |c| c as *const Conn as usize),
+        _ => Box::into_raw(Box::new(each.collect::<List>())) as usize | LIST,
+    };
+    me(|t| t.held.set(noted));
+    true
+}
+
+/// The thread's call is over, begins anew, or is never come back to. No lock is held.
+#[inline]
+pub fn let_go() {
+    if is_held() {
+        let_go_now();
+    }
+}
+
+#[cold]
+fn let_go_now() {
+    let _critical = Critical::new();
+    match me(|t| t.held.replace(0)) {
+        0 => {}
+        at if at & LIST != 0 => {
+            // SAFETY: noted by `hold_all`, and taken once.
+            let list = unsafe { Box::from_raw((at & !LIST) as *mut List) };
+            list.iter().for_each(|c| release(c));
+        }
+        // SAFETY: records are never freed.
+        at => release(unsafe { &*(at as *const Conn) }),
+    }
+}
+
+/// What the thread's call on `fd` is about, and a number that it has.
+pub fn find(fd: c_int) -> (c_int, Option<&'static Conn>) {
+    let held = me(|t| t.held.get());
+    // SAFETY: records are never freed.
+    let held = (held != 0 && held & LIST == 0).then(|| unsafe { &*(held as *const Conn) });
+    if let Some(c) = held.filter(|c| !table::is(fd, c)) {
+        if let Some(own) = number_of(c) {
+            return (own, Some(c));
+        }
+        // It goes on as another record.
+        let_go();
+    }
+    (fd, table::conn(fd))
+}
+
+/// A number of a connection that is held. `None`: it goes on as another record. (This one may be in use again, by the
+/// process whose it is.) No lock is held.
+pub fn number_of(conn: &Conn) -> Option<c_int> {
+    let number = || Some(conn.local().fd.load(SeqCst)).filter(|fd| conn.is_at(*fd));
+    number().or_else(|| {
+        // Who closes its last number has its locks until it has another.
+        drop(conn.lock_both());
+        number()
+    })
 }
 
 /// One more call holds `conn` open, if `fd` still is its number; to be followed by [`release`].
-pub fn take(fd: c_int, conn: &'static Conn) -> bool {
+fn take(fd: c_int, conn: &'static Conn) -> bool {
     conn.local().pins.fetch_add(1, SeqCst);
     // Who closes the number sees the pin, or this sees that it is closed.
     full_fence();
@@ -89,7 +136,7 @@ pub fn take(fd: c_int, conn: &'static Conn) -> bool {
 }
 
 /// A call holds `conn` open no more.
-pub fn release(conn: &'static Conn) {
+fn release(conn: &'static Conn) {
     // In a child that was forked by a handler within the call nobody holds it.
     if conn.local().pins.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)) == Ok(1) {
         close_unheld(conn);
@@ -145,5 +192,26 @@ mod tests {
         assert!(!take(fd, conn), "its number is closed");
         crate::sys::close(fd);
         conn.set_phase(Phase::Closed);
+    }
+
+    /// The record may be in use again by then, for the process whose it is: what it says is another connection's.
+    #[test]
+    fn what_goes_on_as_another_record_is_found_there() {
+        let [old, new] = [(); 2].map(|()| crate::arena::alloc().unwrap());
+        table::for_tests();
+        let fd = fdhigh::dup_high(2).unwrap();
+        assert!(table::put_conn(fd, old));
+        assert!(take(fd, old));
+        me(|t| t.held.set(old as *const Conn as usize));
+        let (at, conn) = find(fd);
+        assert!(at == fd && conn.is_some_and(|c| core::ptr::eq(c, old)));
+        table::put_conn(fd, new);
+        old.set_phase(Phase::Raw);
+        let (at, conn) = find(fd);
+        assert!(at == fd && conn.is_some_and(|c| core::ptr::eq(c, new)));
+        assert!(!is_held() && old.local().pins.load(SeqCst) == 0);
+        table::take(fd);
+        crate::sys::close(fd);
+        [old, new].iter().for_each(|c| c.set_phase(Phase::Closed));
     }
 }

@@ -97,6 +97,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         return Outcome::Bypass;
     }
     let since = Since::now();
+    let _held = pins::Holding::begin();
     if n <= FEW {
         // SAFETY: the caller's promise.
         unsafe { on_the_stack::<FEW, { FEW + 1 + remote::GUARDED }>(fds, since, timeout_ns, mask) }
@@ -109,7 +110,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1 + remote::GUARDED];
         let mut conns = vec![None; n];
         drop(critical);
-        let o = Call { fds, copy: &mut copy, conns: &mut conns, since, holds: false }.run(timeout_ns, mask);
+        let o = Call { fds, copy: &mut copy, conns: &mut conns, since }.run(timeout_ns, mask);
         let _critical = Critical::new();
         drop((copy, conns));
         o
@@ -130,8 +131,7 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     let n = fds.len();
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
     let mut conns = [None; N];
-    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since, holds: false }
-        .run(timeout_ns, mask)
+    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
 }
 
 /// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
@@ -147,36 +147,19 @@ struct Call<'a> {
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
     since: Since,
-    /// It has slept, and holds `conns` open.
-    holds: bool,
 }
 
-impl Drop for Call<'_> {
-    fn drop(&mut self) {
-        self.let_go();
-    }
+/// Whether a connection that the thread holds open is still there, perhaps without the number.
+fn lives(fd: c_int, c: &Conn) -> bool {
+    table::is(fd, c) || pins::number_of(c).is_some()
 }
 
 impl Call<'_> {
     /// Holds the connections open, as far as it is about them alone that the thread sleeps, until the end of the call. False:
     /// one has lost its number.
-    fn hold(&mut self) -> bool {
-        if self.holds || !crate::process::has_threads() {
-            return true;
-        }
-        let all = || self.conns.iter().zip(self.fds.iter()).filter_map(|(c, p)| c.map(|c| (p.fd, c)));
-        let n = all().take_while(|(fd, c)| pins::take(*fd, c)).count();
-        self.holds = n == all().count();
-        if !self.holds {
-            all().take(n).for_each(|(_, c)| pins::release(c));
-        }
-        self.holds
-    }
-
-    fn let_go(&mut self) {
-        if core::mem::take(&mut self.holds) {
-            self.conns.iter().flatten().for_each(|c| pins::release(c));
-        }
+    fn hold(&self) -> bool {
+        let all = self.conns.iter().zip(self.fds.iter()).filter_map(|(c, p)| c.map(|c| (p.fd, c)));
+        pins::is_held() || pins::hold_all(all)
     }
 
     /// Looks up the fds anew. Returns whether any is managed.
@@ -184,19 +167,20 @@ impl Call<'_> {
         let live = |c: &Conn| matches!(c.phase(), Phase::Raw | Phase::Managed);
         let stale = |(c, p): (&Option<&'static Conn>, &pollfd)| match c {
             // It goes on as another record.
-            Some(c) => c.phase() == Phase::Closed,
+            Some(c) => !lives(p.fd, c),
             // Its number was something else when the others were held, or it was another process's to serve.
             None => table::conn(p.fd).is_some_and(live),
         };
-        if self.holds && self.conns.iter().zip(self.fds.iter()).any(stale) {
-            self.let_go();
+        if pins::is_held() && self.conns.iter().zip(self.fds.iter()).any(stale) {
+            pins::let_go();
         }
+        let holds = pins::is_held();
         let mut managed = false;
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = loop {
                 match table::conn(p.fd) {
-                    _ if self.holds => break self.conns[i],
+                    _ if holds => break self.conns[i],
                     // It goes on as another record.
                     Some(c) if c.phase() == Phase::Closed && !table::is(p.fd, c) => {}
                     c => break c.filter(|c| live(c)),
@@ -208,7 +192,7 @@ impl Call<'_> {
             let fd = match c {
                 // A negative fd is passed over; our own answer stands instead.
                 Some(_) if hidden => -1,
-                Some(c) if self.holds && !table::is(p.fd, c) => c.local().fd.load(SeqCst),
+                Some(c) if holds && !table::is(p.fd, c) => pins::number_of(c).unwrap_or(p.fd),
                 _ => p.fd,
             };
             self.copy[i] = pollfd { fd, events: p.events, revents: 0 };
@@ -237,8 +221,8 @@ impl Call<'_> {
 
     /// Whether one that is not hidden has become managed, or has got another record.
     fn has_new(&self) -> bool {
-        let lives = |p: &pollfd, c: &Conn| table::is(p.fd, c) || self.holds && c.phase() != Phase::Closed;
-        let same = |p: &pollfd, c: &Conn| lives(p, c) && !is_told_here(c);
+        let holds = pins::is_held();
+        let same = |p: &pollfd, c: &Conn| (table::is(p.fd, c) || holds && lives(p.fd, c)) && !is_told_here(c);
         let all = self.conns.iter().zip(self.fds.iter()).zip(self.copy.iter());
         all.filter_map(|((c, p), k)| c.filter(|_| k.fd >= 0).map(|c| (p, c))).any(|(p, c)| !same(p, c))
     }
@@ -302,7 +286,7 @@ impl Call<'_> {
 
     /// Whether a connection that it holds open is not its number's any more.
     fn is_astray(&self) -> bool {
-        self.holds && self.conns.iter().zip(self.fds.iter()).any(|(c, p)| c.is_some_and(|c| !table::is(p.fd, c)))
+        pins::is_held() && self.conns.iter().zip(self.fds.iter()).any(|(c, p)| c.is_some_and(|c| !table::is(p.fd, c)))
     }
 
     fn run(mut self, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
@@ -312,7 +296,7 @@ impl Call<'_> {
             return o;
         }
         // The kernel sleeps on what it found when the call began, and when it is woken, looks at what has the numbers by then.
-        self.let_go();
+        pins::let_go();
         match (self.wait(0, core::ptr::null()), o) {
             (Outcome::Done(0), Outcome::Done(1..)) => self.wait(deadline, mask),
             (Outcome::Done(0), o) => o,
@@ -397,6 +381,7 @@ impl Call<'_> {
         if timeout_ns != 0 && !self.hold() {
             return Ok(None);
         }
+        let _critical = Critical::new();
         let reading = |c: &Option<&'static Conn>, p: &pollfd| c.filter(|_| p.events & IN != 0);
         for (c, p) in self.conns.iter().zip(self.fds.iter()) {
             if let Some(c) = reading(c, p) {
@@ -405,20 +390,16 @@ impl Call<'_> {
         }
         self.settle();
         chaos::stumble();
-        let (conns, fds, holds) = (&*self.conns, &*self.fds, self.holds);
+        let (conns, fds, holds) = (&*self.conns, &*self.fds, pins::is_held());
         // By number where none is held: a connection may get another record meanwhile.
         let managed = || {
             fds.iter().zip(conns).any(|(p, c)| match c {
-                Some(c) if holds => is_told_here(c) || c.phase() == Phase::Closed,
+                Some(c) if holds => is_told_here(c) || !lives(p.fd, c),
                 _ => table::conn(p.fd).is_some_and(is_told_here),
             })
         };
-        let end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
-        let mut leave = || {
-            end();
-            leave_all(conns, holds);
-        };
-        let how = Sleep { since: self.since, any: true, if_left: &mut leave };
+        let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
+        let how = Sleep { since: self.since, any: true, if_left: &mut end };
         let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
         let again = managed();
         end();
@@ -437,6 +418,7 @@ impl Call<'_> {
         if !self.hold() {
             return Ok(true);
         }
+        let _critical = Critical::new();
         let bell = bell::borrow();
         if let Some(k) = bell {
             let waiter = &WAITERS[k as usize];
@@ -479,11 +461,10 @@ impl Call<'_> {
                 timeout_ns.min(1_000_000)
             };
             let asked = self.add(bell.map(bell::fd).into_iter().chain(remotes.fds().iter().copied()), &mut places);
-            let (copy, conns, holds) = (&mut self.copy[..asked], &*self.conns, self.holds);
+            let (copy, conns) = (&mut self.copy[..asked], &*self.conns);
             let mut end = || {
                 remotes.end();
                 wake(bell, conns);
-                leave_all(conns, holds);
             };
             let how = Sleep { since: self.since, any: true, if_left: &mut end };
             match kernel(copy, t, mask, Some(how)) {
@@ -506,13 +487,6 @@ impl Call<'_> {
             Ok(_) => Ok(true),
             Err(e) => Err(e),
         }
-    }
-}
-
-/// A thread does not come back to its call.
-fn leave_all(conns: &[Option<&'static Conn>], holds: bool) {
-    if holds {
-        conns.iter().flatten().for_each(|c| pins::release(c));
     }
 }
 

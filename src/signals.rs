@@ -184,6 +184,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         return;
     }
     crate::remote::interrupted();
+    crate::pins::let_go();
     me(|t| {
         t.handled.fetch_add(1, Relaxed);
         if flags & libc::SA_RESTART == 0 {
@@ -406,6 +407,7 @@ const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
 
 struct Undo<'a> {
     undo: &'a mut dyn FnMut(),
+    /// The cancel type to go back to; -1: it was not changed.
     kind: c_int,
 }
 
@@ -413,11 +415,15 @@ unsafe extern "C" fn undo(arg: *mut c_void) {
     // SAFETY: `sleep`'s own record, in a frame that is being left and still there.
     let u = unsafe { &mut *arg.cast::<Undo>() };
     (u.undo)();
-    // SAFETY: no pointers.
-    unsafe { pthread_setcanceltype(u.kind, core::ptr::null_mut()) };
+    crate::pins::let_go();
+    if u.kind >= 0 {
+        // SAFETY: no pointers.
+        unsafe { pthread_setcanceltype(u.kind, core::ptr::null_mut()) };
+    }
 }
 
-/// Makes a system call that may sleep, and in which the thread may be cancelled. No lock may be held.
+/// Makes a system call that may sleep, and in which the thread may be cancelled. No lock may be held. A critical section, in
+/// which the caller may be so that no handler jumps out of it before it sleeps, is left for that time.
 ///
 /// `EINTR` if a handler has run that ends it, see [`Sleep`], although it was before the system call.
 ///
@@ -430,23 +436,25 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
     let (count, seen, cancellable) = me(|t| {
         was = t.any.replace(any);
         let (count, seen) = if any { (&t.handled, since.handled) } else { (&t.hard, since.hard) };
-        // Where there is no other thread there is nobody to cancel this one.
+        // Where there is no other thread there is nobody to cancel this one. (A handler may jump out all the same.)
         (count.as_ptr().cast_const(), seen, !t.uncancellable.get() && crate::process::has_threads())
     });
-    let mut u = Undo { undo: if_left, kind: 0 };
+    let mut u = Undo { undo: if_left, kind: -1 };
     let mut buffer = Cleanup { routine: undo, arg: core::ptr::null_mut(), canceltype: 0, prev: core::ptr::null_mut() };
     // SAFETY: `buffer` and `u` live until the pop; the counter is this thread's own; the caller vouches for
     // the system call's arguments. Nothing here needs to be dropped.
     let r = unsafe {
+        _pthread_cleanup_push(&mut buffer, undo, (&raw mut u).cast());
+        let depth = me(Thread::falls_asleep);
         if cancellable {
-            _pthread_cleanup_push(&mut buffer, undo, (&raw mut u).cast());
             pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &mut u.kind);
         }
         let r = ringsock_sleep(&call, count, seen);
         if cancellable {
             pthread_setcanceltype(u.kind, core::ptr::null_mut());
-            _pthread_cleanup_pop(&mut buffer, 0);
         }
+        me(|t| t.wakes_up(depth));
+        _pthread_cleanup_pop(&mut buffer, 0);
         r
     };
     me(|t| t.any.set(was));

@@ -30,6 +30,8 @@ pub struct Thread {
     pub(crate) word: Cell<Option<&'static Word>>,
     /// Its call came by `syscall()`, which is no cancellation point.
     pub(crate) uncancellable: Cell<bool>,
+    /// What its call holds open, see `pins`.
+    pub(crate) held: Cell<usize>,
 }
 
 // Where a thread's words lie is told at an offset from the thread pointer that the dynamic linker knows when the
@@ -66,6 +68,7 @@ thread_local! {
             guards: Cell::new(0),
             word: Cell::new(None),
             uncancellable: Cell::new(false),
+            held: Cell::new(0),
         }
     };
 }
@@ -114,6 +117,23 @@ impl Thread {
     /// Whether it is in a critical section.
     pub(crate) fn is_critical(&self) -> bool {
         self.depth.get() > 0
+    }
+
+    /// The thread is about to sleep, perhaps in a critical section: what came there has its handlers. Whoever calls this
+    /// undoes what is half done, if one of them jumps out. Gives what [`Thread::wakes_up`] wants.
+    pub(crate) fn falls_asleep(&self) -> u32 {
+        let depth = self.depth.replace(0);
+        compiler_fence(SeqCst);
+        if self.deferred.get() {
+            deliver(self);
+        }
+        depth
+    }
+
+    /// It sleeps no more, and the critical section goes on.
+    pub(crate) fn wakes_up(&self, depth: u32) {
+        compiler_fence(SeqCst);
+        self.depth.set(depth);
     }
 
     /// A signal was put off, and all are blocked: `mask` is to be put back at the end of the section.

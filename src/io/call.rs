@@ -13,15 +13,13 @@ pub(super) struct Call {
     limit: i64,
     /// The end of that; 0: it has not waited yet.
     until: i64,
-    /// From when it first sleeps.
-    pub pin: Pin,
 }
 
 impl Call {
     /// `limit`: `SO_RCVTIMEO` or `SO_SNDTIMEO`.
     pub fn new(since: Since, conn: &Conn, flags: c_int, limit: i64) -> Call {
         let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed);
-        Call { may_wait, since, then: since, limit, until: 0, pin: Pin::default() }
+        Call { may_wait, since, then: since, limit, until: 0 }
     }
 
     /// It has a time limit, so that the kernel never goes on with it after a handler.
@@ -56,17 +54,23 @@ impl Call {
     }
 }
 
-/// Waits in the kernel, for the rest of a call's time, until `events` are there.
+/// How long a call that has slept sleeps by a number in the kernel, before it looks whether that is still its connection's.
+const SLICE_NS: i64 = 100_000_000;
+
+/// Waits in the kernel, for the rest of a call's time at most, until `events` are there; the caller is to look again. Where
+/// another thread can close the number, what is waited for may be another file that has just got it.
 pub(super) fn poll_wait(fd: c_int, events: i16, until: i64, how: Sleep) -> Result<(), Errno> {
     let (since, any) = (how.since, how.any);
     let mut p = libc::pollfd { fd, events, revents: 0 };
-    let ts = timespec_of(until - now_ns());
-    let tsp = if until > 0 { &raw const ts as usize } else { 0 };
+    let slice = if process::has_threads() { now_ns() + SLICE_NS } else { 0 };
+    let end = if slice > 0 && (until == 0 || slice < until) { slice } else { until };
+    let ts = timespec_of(end - now_ns());
+    let tsp = if end > 0 { &raw const ts as usize } else { 0 };
     // SAFETY: `p` is writable and `ts` readable; both outlive the call.
     match unsafe { signals::sleep(libc::SYS_ppoll, [&raw mut p as usize, 1, tsp, 0, 8, 0], how) } {
         // This one the kernel never goes on with by itself.
         Err(libc::EINTR) if !since.is_over(any) => Ok(()),
-        Ok(0) => Err(libc::EAGAIN),
+        Ok(0) if end == until => Err(libc::EAGAIN),
         r => r.map(|_| ()),
     }
 }

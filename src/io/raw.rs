@@ -2,6 +2,7 @@
 //! counted, and made so that no thread is inside one of them when the mark arrives.
 
 use super::*;
+use crate::thread::Critical;
 
 pub(super) fn recv_raw(
     fd: c_int,
@@ -36,8 +37,15 @@ pub(super) fn recv_raw(
                 return Step::Return(fail_later(conn, b, e));
             }
         }
+        // No handler jumps out where the thread is counted, but from its sleep. (What is not to wait the kernel may let wait all
+        // the same, if another process has cleared `O_NONBLOCK`.)
+        let critical = may_wait.then(Critical::new);
+        // Who closes the number of a call that has slept does not do so before the kernel's call is over. (One that has not
+        // may come too late in the kernel as well.)
+        let there = pins::is_held().then(|| conn.lock_rx());
         conn.local().rx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !conn.is_at(fd) {
+            drop(there);
             leave_kernel(conn, &conn.local().rx_inflight);
             return Step::Again;
         }
@@ -49,10 +57,12 @@ pub(super) fn recv_raw(
                 conn.count_rx_tcp(n);
             }
         }
+        drop(there);
         leave_kernel(conn, &conn.local().rx_inflight);
+        drop(critical);
         match r {
             Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
-                call.pin.hold(fd, conn);
+                pins::hold(fd, conn);
                 if let Err(e) = pause(call, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
@@ -89,7 +99,7 @@ pub(super) fn recv_raw(
     }
 }
 
-/// What the kernel has said ends a receive. If bytes came before, the program gets those, and is told by its next call.
+/// What the kernel has said ends a call. If bytes were moved before, the program is told of those, and of this by its next call.
 fn fail_later(conn: &Conn, b: &Bufs, e: Errno) -> Outcome {
     if b.skip > 0 {
         conn.note_lost(e);
@@ -116,10 +126,6 @@ pub(super) fn pause(call: &mut Call, if_left: &mut dyn FnMut()) -> Result<(), Er
     if deadline > 0 && now_ns() >= deadline {
         return Err(libc::EAGAIN);
     }
-    let if_left = &mut || {
-        if_left();
-        call.pin.let_go();
-    };
     let ts = timespec_of(200_000);
     let any = deadline > 0;
     let how = Sleep { since, any, if_left };
@@ -155,23 +161,21 @@ fn stand_back(conn: &Conn) {
 
 /// Waits in the kernel until something can be read or the connection is managed. `any`: every handler ends the call.
 fn peek_wait(fd: c_int, conn: &'static Conn, any: bool, call: &mut Call) -> Result<(), Errno> {
+    let again = pins::is_held();
     chaos::stumble();
-    if !call.pin.hold(fd, conn) {
+    if !pins::hold(fd, conn) {
         return Ok(());
     }
+    let critical = Critical::new();
     conn.local().peekers.fetch_add(1, SeqCst);
     let r = if conn.phase() == Phase::Raw {
         chaos::stumble();
         let mut byte = 0u8;
         let late = call.is_late();
         let until = call.deadline();
-        let (since, pin) = (call.since, &call.pin);
-        let mut if_left = || {
-            end_peek(conn);
-            pin.let_go();
-        };
-        let how = Sleep { since, any, if_left: &mut if_left };
-        if !late && !conn.nonblock.load(Relaxed) {
+        let mut if_left = || end_peek(conn);
+        let how = Sleep { since: call.since, any, if_left: &mut if_left };
+        if !late && !again && !conn.nonblock.load(Relaxed) {
             // By the kernel's own rules for timeouts.
             let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
             // SAFETY: one writable byte.
@@ -186,18 +190,19 @@ fn peek_wait(fd: c_int, conn: &'static Conn, any: bool, call: &mut Call) -> Resu
         Ok(())
     };
     end_peek(conn);
+    drop(critical);
     call.looks_again();
     r
 }
 
 /// A thread waits in the kernel no more.
-pub fn end_peek(conn: &Conn) {
+pub fn end_peek(conn: &'static Conn) {
     chaos::stumble();
     if conn.local().peekers.fetch_sub(1, SeqCst) == 1 {
         // The mark was left for us. It may have another record by now.
-        match table::conn(conn.local().fd.load(Relaxed)) {
-            Some(c) if c.phase() == Phase::Managed => c.ask(ask::PUMP),
-            _ => {}
+        let c = table::conn(conn.local().fd.load(Relaxed)).unwrap_or(conn);
+        if c.phase() == Phase::Managed {
+            c.ask(ask::PUMP);
         }
     }
 }
@@ -212,37 +217,48 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         if may_wait {
             stand_back(conn);
         }
+        // As for a receive.
+        let critical = may_wait.then(Critical::new);
+        let again = pins::is_held();
+        let there = again.then(|| conn.lock_tx());
         conn.local().tx_inflight.fetch_add(1, SeqCst);
         if conn.phase() != Phase::Raw || !conn.is_at(fd) {
+            drop(there);
             leave_kernel(conn, &conn.local().tx_inflight);
             return Step::Again;
         }
         if conn.lost.load(Relaxed) != 0 && b.skip == 0 {
             if let Some(e) = lost_error(conn) {
+                drop(there);
                 leave_kernel(conn, &conn.local().tx_inflight);
                 return Step::Return(Outcome::Fail(e));
             }
+        }
+        if b.skip > 0 && sys::poll_now(fd, 0) != 0 {
+            // It has failed, which is for the next call to tell.
+            drop(there);
+            leave_kernel(conn, &conn.local().tx_inflight);
+            return Step::Return(Outcome::Done(0));
         }
         let left = b.len();
         let piece = if may_wait && conn.gentle.load(Relaxed) { left.min(RAW_PIECE) } else { left };
         let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
-        let late = may_wait && call.is_late();
+        let late = may_wait && (call.is_late() || again);
         let until = if may_wait { call.deadline() } else { 0 };
         let quick = if late { libc::MSG_DONTWAIT } else { 0 };
+        // A call that has sent something tells of no error, nor is there a signal.
+        let quiet = if b.skip > 0 { libc::MSG_NOSIGNAL } else { 0 };
         let any = call.is_timed() || b.skip > 0;
         // What it does not take at once is to go on.
-        if may_wait && (late || asked < left) && !call.pin.hold(fd, conn) {
+        if may_wait && (late || asked < left) && !pins::hold(fd, conn) {
             leave_kernel(conn, &conn.local().tx_inflight);
             return Step::Again;
         }
-        let mut if_left = || {
-            leave_kernel(conn, &conn.local().tx_inflight);
-            call.pin.let_go();
-        };
+        let mut if_left = || leave_kernel(conn, &conn.local().tx_inflight);
         let how = (may_wait && !late).then_some(Sleep { since: call.since, any, if_left: &mut if_left });
-        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more | quick, how);
+        let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more | quick | quiet, how);
         if let Ok(n) = r {
             conn.count_tx_tcp(n);
             note_bytes(conn, n);
@@ -251,7 +267,9 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         if r.map_or_else(|e| e == libc::EAGAIN, |n| n < asked || may_wait && n > 4096) {
             conn.fulls.fetch_add(1, SeqCst);
         }
+        drop(there);
         leave_kernel(conn, &conn.local().tx_inflight);
+        drop(critical);
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call, unless it did not wait.
             Ok(n) if n < left && (n == asked || late) => {
@@ -260,13 +278,13 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
             }
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
             Err(libc::EAGAIN) if late => {
-                let how = Sleep { since: call.since, any, if_left: &mut || call.pin.let_go() };
+                let how = Sleep { since: call.since, any, if_left: &mut || () };
                 if let Err(e) = poll_wait(fd, libc::POLLOUT, until, how) {
                     return Step::Return(Outcome::Fail(e));
                 }
                 call.looks_again();
             }
-            Err(e) => return Step::Return(Outcome::Fail(e)),
+            Err(e) => return Step::Return(fail_later(conn, b, e)),
         }
     }
 }

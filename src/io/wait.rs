@@ -3,6 +3,7 @@
 use super::*;
 use crate::bell;
 use crate::sync::{full_fence, WaitV};
+use crate::thread::Critical;
 use core::sync::atomic::AtomicBool;
 
 /// Sleeps until `Some` bytes may be received, or (`None`) something sent. `begun`: some bytes are transferred already, so
@@ -51,6 +52,7 @@ fn sleep(
     if spin(ready, || deadline > 0 && now_ns() >= deadline) {
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
+    let _critical = Critical::new();
     count.fetch_add(1, SeqCst);
     let r = loop {
         chaos::stumble();
@@ -76,7 +78,7 @@ fn sleep(
             // It may wait for more than there is room for.
             conn.tell_peer(WANT_RX, FUTEX_RX);
         }
-        if !call.pin.hold(fd, conn) {
+        if !pins::hold(fd, conn) {
             break Ok(());
         }
         let place = if is_remote { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
@@ -97,7 +99,6 @@ fn sleep(
             if signals::any_cancelled() {
                 lose_arrived(fd, lose);
             }
-            call.pin.let_go();
         };
         // With a timeout the kernel does not go on after a handler, whatever that asked for.
         let how = Sleep { since, any: deadline > 0 || begun, if_left: &mut if_left };

@@ -20,6 +20,8 @@ pub const CHECKS: &[Check] = &[
     ("cancel-busy", busy),
     ("cancel-disabled", disabled),
     ("cancel-one-of-two", one_of_two),
+    ("cancel-back-on-tcp", back_on_tcp),
+    ("cancel-by-a-handler", left_by_handlers),
 ];
 
 extern "C" {
@@ -344,4 +346,46 @@ fn one_of_two(cx: &mut Cx) -> Res {
         }
     }
     cx.warm(6, 0)
+}
+
+/// A thread sleeps in a call that the kernel has taken over; when it is gone the connection can be closed.
+fn back_on_tcp(cx: &mut Cx) -> Res {
+    let t = start(cx.fd, false, recv_all)?;
+    util::pause_ms(30);
+    // Which rings do not have.
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1i32)?;
+    util::pause_ms(30);
+    cancel_in("a receive", t)?;
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+extern "C" fn leave(_: c_int) {
+    // SAFETY: the frames that the thread leaves have nothing to drop.
+    unsafe { libc::pthread_exit(null_mut()) }
+}
+
+/// Handlers end threads in the middle of calls, asleep or not; when these are gone the connection can be closed.
+fn left_by_handlers(cx: &mut Cx) -> Res {
+    const ROUNDS: u64 = 150;
+    sys::sigaction(libc::SIGUSR1, leave, 0)?;
+    cx.post(Op::SendBits, 3000, 8, 30)?;
+    for i in 0..ROUNDS {
+        let call = [recv_all, poll_then_recv][i as usize % 2];
+        let t = start(cx.fd, true, call)?;
+        std::thread::sleep(std::time::Duration::from_micros(i * 37 % 900));
+        sys::pthread_kill(t, libc::SIGUSR1);
+        same!(end(t), Some(0), "how a thread ended whose handler left it");
+    }
+    cx.wait()?;
+    while let Ok(1..) = sys::recv(cx.fd, &mut [0; 4096], libc::MSG_DONTWAIT) {}
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+unsafe fn poll_then_recv(fd: RawFd) -> isize {
+    poll(fd);
+    recv_now(fd)
 }

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::thread::{spawn, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -25,6 +25,7 @@ pub const CHECKS: &[Check] = &[
     ("close-under-two-calls", two_calls),
     ("shutdown-and-close-under-calls", shut_and_close),
     ("close-under-a-call-and-fork", and_fork),
+    ("close-under-a-call-as-bytes-come", as_bytes_come),
     ("reuse-under-a-poll", reuse_under_a_poll),
     ("handler-closes-another-number", handler_closes),
 ];
@@ -230,6 +231,35 @@ fn and_fork(cx: &mut Cx) -> Res {
     sys::waitpid(pid)?;
     ensure!(took < 2000, "the peer read the end after {took} ms");
     Ok(())
+}
+
+/// The number is given to another file just when the first bytes wake the call: that file is not read, nor waited for.
+fn as_bytes_come(cx: &mut Cx) -> Res {
+    const ROUNDS: u64 = 120;
+    let (l, port) = sys::listen(0, 4)?;
+    for i in 0..ROUNDS {
+        let a = sys::connect(port)?;
+        let (b, file) = (sys::accept(l, 0)?, other_file()?);
+        let t = receive(a, MSG_WAITALL)?;
+        sys::write_all(b, &[1; 10])?;
+        let until = Instant::now() + Duration::from_micros(i % 60);
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        sys::dup2(file, a)?;
+        util::pause_ms(1);
+        sys::write_all(b, &[2; 90])?;
+        let (r, got) = join(t)?;
+        same!(r, Ok(100), "a receive that waited (round {i})");
+        ensure!(got[..10] == [1; 10] && got[10..] == [2; 90], "the bytes differ (round {i}): {got:02x?}");
+        same!(sys::fionread(file)?, 1000, "bytes of the other file (round {i})");
+        same!(sys::read(b, &mut [0; 4]), Ok(0), "the end of the stream (round {i})");
+        for fd in [a, b, file] {
+            sys::close(fd)?;
+        }
+    }
+    sys::close(l)?;
+    cx.warm(20, 0)
 }
 
 /// A number that was no connection when the poll began becomes one that is on a ring, while the poll sleeps for one on TCP.

@@ -27,6 +27,8 @@ pub const CHECKS: &[Check] = &[
     ("family-nonblocking-child", nonblocking_child),
     ("family-grandchild", grandchild),
     ("family-forks-in-the-midst", forks_in_the_midst),
+    ("family-thread-in-child", thread_in_child),
+    ("family-thread-polls-in-child", polls_in_child),
 ];
 
 /// A child that sleeps with all that it has inherited, until it is killed.
@@ -535,5 +537,67 @@ fn forks_in_the_midst(cx: &mut Cx) -> Res {
     cx.leave_tcp()?;
     ensure!(cx.fd >= 0, "no connection");
     bye(cx)?;
+    Ok(())
+}
+
+/// The child has the connection for itself, and a thread that sleeps in a call on it while the other thread's calls bring it
+/// to a ring of the child's own.
+fn thread_in_child(cx: &mut Cx) -> Res {
+    const N: u64 = 300;
+    cx.renew()?;
+    let (rd, wr) = sys::pipe()?;
+    let mut c = cx.with_fd(cx.fd);
+    let pid = child(move || {
+        let fd = c.fd;
+        let t = std::thread::spawn(move || {
+            let mut b = vec![0; 100];
+            (sys::recv(fd, &mut b, libc::MSG_WAITALL), b)
+        });
+        util::pause_ms(30);
+        for i in 0..N {
+            c.send(16)?;
+            util::pause_ms(u64::from(i % 8 == 0));
+        }
+        sys::write_all_fd(wr, b"x")?;
+        let (r, b) = t.join().map_err(|_| Why("a thread panicked".into()))?;
+        same!(r, Ok(100), "a receive that waited");
+        c.take(&b)
+    })?;
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Recv, N * 16, 0, 0)?, N * 16, "bytes of the child");
+    sys::read_exact(rd, &mut [0])?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    util::pause_ms(20);
+    cx.tell(Op::Send, 90, 0, 0)?;
+    reap(pid)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+/// The same of a thread in `poll`.
+fn polls_in_child(cx: &mut Cx) -> Res {
+    const N: u64 = 300;
+    cx.renew()?;
+    let (rd, wr) = sys::pipe()?;
+    let mut c = cx.with_fd(cx.fd);
+    let pid = child(move || {
+        let fd = c.fd;
+        let t = std::thread::spawn(move || sys::poll1(fd, POLLIN, 5000));
+        util::pause_ms(30);
+        for i in 0..N {
+            c.send(16)?;
+            util::pause_ms(u64::from(i % 8 == 0));
+        }
+        sys::write_all_fd(wr, b"x")?;
+        same!(t.join().map_err(|_| Why("a thread panicked".into()))?, Ok(POLLIN), "a poll that waited");
+        let b = c.grab(100)?;
+        c.take(&b)
+    })?;
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Recv, N * 16, 0, 0)?, N * 16, "bytes of the child");
+    sys::read_exact(rd, &mut [0])?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    reap(pid)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
     Ok(())
 }

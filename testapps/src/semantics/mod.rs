@@ -13,6 +13,7 @@ mod family;
 mod found;
 mod handlers;
 mod images;
+mod jumps;
 mod pool;
 mod procs;
 mod returns;
@@ -40,6 +41,7 @@ fn all() -> Vec<Check> {
         waiting::CHECKS,
         signals::CHECKS,
         handlers::CHECKS,
+        jumps::CHECKS,
         cancel::CHECKS,
         threads::CHECKS,
         closing::CHECKS,

@@ -1,0 +1,151 @@
+//! Handlers that jump out of calls, with `siglongjmp`: a program's own time limit, from before there were others.
+
+use super::cx::{Cx, Op, Res};
+use super::Check;
+use crate::{ensure, same, sys};
+use libc::{c_int, MSG_DONTWAIT, MSG_WAITALL, POLLIN};
+use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
+use std::time::Duration;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    // What the kernel's call had taken nobody was told of, so the connection may stay on TCP.
+    ("handler-jumps-out-of-receives", |cx| jumps(cx, receive, |cx| cx.warm(60, 10))),
+    ("handler-jumps-out-of-polls", |cx| jumps(cx, poll, Cx::leave_tcp)),
+];
+
+/// A call on an fd, and on nothing else.
+type Call = unsafe extern "C" fn(RawFd) -> isize;
+
+/// Where a handler jumps to: libc's `sigjmp_buf`, which is smaller.
+#[repr(C, align(16))]
+struct Place(UnsafeCell<[u64; 64]>);
+
+// SAFETY: one thread uses it.
+unsafe impl Sync for Place {}
+
+static PLACE: Place = Place(UnsafeCell::new([0; 64]));
+/// The thread whose calls are left.
+static THREAD: AtomicI32 = AtomicI32::new(0);
+/// A call is under way that is to be left.
+static INSIDE: AtomicBool = AtomicBool::new(false);
+
+/// What a call returns that a handler has left.
+const LEFT: isize = -1000;
+
+// `sigsetjmp` returns twice, which no function of Rust may live through.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.rs_app_leavable, \"ax\", @progbits",
+    ".type rs_app_leavable, @function",
+    "rs_app_leavable:",
+    "push rbx",
+    "push r12",
+    "sub rsp, 8",
+    "mov rbx, rsi",
+    "mov r12d, edx",
+    "mov esi, 1",
+    "call __sigsetjmp@PLT",
+    "test eax, eax",
+    "mov rax, -1000",
+    "jne 2f",
+    "mov edi, r12d",
+    "call rbx",
+    "2:",
+    "add rsp, 8",
+    "pop r12",
+    "pop rbx",
+    "ret",
+    ".size rs_app_leavable, . - rs_app_leavable",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.rs_app_leavable, \"ax\", @progbits",
+    ".type rs_app_leavable, @function",
+    "rs_app_leavable:",
+    "stp x29, x30, [sp, #-32]!",
+    "stp x19, x20, [sp, #16]",
+    "mov x29, sp",
+    "mov x19, x1",
+    "mov w20, w2",
+    "mov w1, #1",
+    "bl __sigsetjmp",
+    "mov w1, w0",
+    "mov x0, #-1000",
+    "cbnz w1, 2f",
+    "mov w0, w20",
+    "blr x19",
+    "2:",
+    "ldp x19, x20, [sp, #16]",
+    "ldp x29, x30, [sp], #32",
+    "ret",
+    ".size rs_app_leavable, . - rs_app_leavable",
+    ".popsection",
+);
+
+extern "C" {
+    /// Makes the call; [`LEFT`] if a handler jumps to `place`.
+    fn rs_app_leavable(place: *mut u64, call: Call, fd: RawFd) -> isize;
+    fn siglongjmp(place: *mut u64, value: c_int) -> !;
+}
+
+extern "C" fn jump(_: c_int) {
+    // While this thread is here the next alarm may be another's.
+    // SAFETY: no preconditions.
+    let mine = unsafe { libc::gettid() } == THREAD.load(SeqCst);
+    if mine && INSIDE.swap(false, SeqCst) {
+        // SAFETY: the call under way is made by `rs_app_leavable`, whose frame is there as long as that.
+        unsafe { siglongjmp(PLACE.0.get().cast(), 1) }
+    }
+}
+
+unsafe extern "C" fn receive(fd: RawFd) -> isize {
+    let mut b = [0u8; 64];
+    INSIDE.store(true, SeqCst);
+    let r = libc::recv(fd, b.as_mut_ptr().cast(), 64, MSG_WAITALL);
+    INSIDE.store(false, SeqCst);
+    r
+}
+
+unsafe extern "C" fn poll(fd: RawFd) -> isize {
+    let mut b = [0u8; 8];
+    let mut p = libc::pollfd { fd, events: POLLIN, revents: 0 };
+    INSIDE.store(true, SeqCst);
+    libc::poll(&mut p, 1, -1);
+    INSIDE.store(false, SeqCst);
+    libc::recv(fd, b.as_mut_ptr().cast(), 8, MSG_DONTWAIT)
+}
+
+/// A connection whose calls were left, asleep or not, moves and ends as any other.
+fn jumps(cx: &mut Cx, call: Call, then: fn(&mut Cx) -> Res) -> Res {
+    const BYTES: u64 = 30_000;
+    cx.renew()?;
+    // SAFETY: no preconditions.
+    THREAD.store(unsafe { libc::gettid() }, SeqCst);
+    sys::sigaction(libc::SIGALRM, jump, 0)?;
+    cx.post(Op::SendBits, BYTES / 8, 8, 30)?;
+    let timer = |us: i64| {
+        let [it_value, it_interval] = [us, 150 * i64::from(us > 0)].map(|us| libc::timeval { tv_sec: 0, tv_usec: us });
+        // SAFETY: the record is readable.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &libc::itimerval { it_interval, it_value }, std::ptr::null_mut()) };
+    };
+    for i in 0..200 {
+        timer(20 + i * 37 % 700);
+        // SAFETY: the calls take nothing but an fd, and their frames have nothing to drop.
+        let left = (0..10_000).any(|_| unsafe { rs_app_leavable(PLACE.0.get().cast(), call, cx.fd) } == LEFT);
+        timer(0);
+        ensure!(left, "no handler came in ten thousand calls");
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    cx.wait()?;
+    while let Ok(1..) = sys::recv(cx.fd, &mut [0; 4096], MSG_DONTWAIT) {}
+    cx.rx = BYTES;
+    then(cx)?;
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
