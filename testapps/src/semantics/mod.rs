@@ -14,6 +14,7 @@ mod found;
 mod handlers;
 mod images;
 mod jumps;
+mod partial;
 mod pool;
 mod procs;
 mod returns;
@@ -38,6 +39,7 @@ fn all() -> Vec<Check> {
     let lists = [
         basic::CHECKS,
         ends::CHECKS,
+        partial::CHECKS,
         waiting::CHECKS,
         signals::CHECKS,
         handlers::CHECKS,
