@@ -290,10 +290,21 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
         // SAFETY: the caller's promise.
-        Some([one]) => unsafe { send(fd, one.iov_base, one.iov_len, flags) },
-        // SAFETY: the caller's promise.
-        Some(v) => unsafe { io::send(fd, v, core::ptr::null(), flags) },
+        Some(v) => unsafe { sendv_of(fd, v, core::ptr::null(), flags) },
         None => Outcome::Bypass,
+    }
+}
+
+/// Buffers as the kernel would take them, of a message that has no more than these.
+///
+/// # Safety
+/// `v` must describe readable memory; `msg` is null or valid.
+unsafe fn sendv_of(fd: c_int, v: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    match unsafe { io::steady::sendv(fd, v, flags) } {
+        Some(n) => Outcome::Done(n.get() as isize),
+        // SAFETY: as above.
+        None => unsafe { io::send(fd, v, msg, flags) },
     }
 }
 
@@ -319,6 +330,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe {
         match vector((*msg).msg_iov, (*msg).msg_iovlen) {
+            Some(v) if (*msg).msg_controllen == 0 => sendv_of(fd, v, msg, flags),
             Some(v) => io::send(fd, v, msg, flags),
             None => Outcome::Bypass,
         }

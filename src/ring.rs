@@ -177,27 +177,32 @@ impl TxRing {
         Ok(n)
     }
 
-    /// Writes all of `len` bytes at once and publishes them, if there is room for them and they are few. False: it has
-    /// written nothing.
+    /// Writes `parts`, `len` bytes together, at once and publishes them, if there is room for them and they are few. False:
+    /// it has written nothing.
     ///
     /// # Safety
-    /// `src` must be readable for `len` bytes.
+    /// Each part must be readable for its length.
     #[inline(always)]
-    pub unsafe fn write_all(&mut self, src: *const u8, len: usize) -> bool {
+    pub unsafe fn write_all(&mut self, parts: impl Iterator<Item = (*const u8, usize)>, len: usize) -> bool {
         if len > STRIDE || self.space(len).unwrap_or(0) < len {
             return false;
         }
-        let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
-        let first = len.min(self.cap as usize - at);
-        // SAFETY: both parts lie in the block, which is ours and where the peer has consumed what lay there; `src` by the
-        // caller's promise.
-        unsafe {
-            core::ptr::copy_nonoverlapping(src, self.ptr.add(at), first);
-            if first < len {
-                core::ptr::copy_nonoverlapping(src.add(first), self.ptr, len - first);
+        let end = self.produced + len as u64;
+        for (src, n) in parts {
+            // A program may change its array while it is read.
+            let n = n.min((end - self.produced) as usize);
+            let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
+            let first = n.min(self.cap as usize - at);
+            // SAFETY: both pieces lie in the block, which is ours and where the peer has consumed what lay there; `src` by
+            // the caller's promise.
+            unsafe {
+                core::ptr::copy_nonoverlapping(src, self.ptr.add(at), first);
+                if first < n {
+                    core::ptr::copy_nonoverlapping(src.add(first), self.ptr, n - first);
+                }
             }
+            self.produced += n as u64;
         }
-        self.produced += len as u64;
         self.own().produced.store(self.produced, Release);
         true
     }

@@ -1,4 +1,4 @@
-//! The usual call, made short: one buffer, a connection that is on its rings and stays there, room or bytes at hand.
+//! The usual call, made short: few bytes, a connection that is on its rings and stays there, room or bytes at hand.
 //!
 //! Nothing is decided here. Whatever is not so plainly the case is for [`super::send`] and [`super::recv`], which look at
 //! everything anew: this way either does the whole call or leaves no trace. It looks at the same things under the same
@@ -17,7 +17,39 @@ const USUAL: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 /// `buf` must be readable for `len` bytes.
 #[inline(never)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Option<NonZeroUsize> {
-    if flags & !USUAL != 0 || is_nowhere(buf as usize) {
+    if is_nowhere(buf as usize) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { send_parts(fd, core::iter::once((buf.cast(), len)), len, flags) }
+}
+
+/// The same of several buffers.
+///
+/// # Safety
+/// `iov` must describe readable memory.
+#[inline(never)]
+pub unsafe fn sendv(fd: c_int, iov: &[iovec], flags: c_int) -> Option<NonZeroUsize> {
+    let b = Bufs::new(iov);
+    if b.is_nowhere() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { send_parts(fd, b.parts().map(|(p, n)| (p.cast_const(), n)), b.len(), flags) }
+}
+
+/// The same of `parts`, `len` bytes together.
+///
+/// # Safety
+/// Each part must be readable for its length.
+#[inline(always)]
+unsafe fn send_parts(
+    fd: c_int,
+    parts: impl Iterator<Item = (*const u8, usize)>,
+    len: usize,
+    flags: c_int,
+) -> Option<NonZeroUsize> {
+    if flags & !USUAL != 0 {
         return None;
     }
     let sent = NonZeroUsize::new(len)?;
@@ -33,7 +65,7 @@ pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> O
         && conn.held.load(Relaxed) == 0
         && !(remote.is_some() && tx.ring().is_small_for(len));
     // SAFETY: the caller's promise.
-    if !steady || !unsafe { tx.ring().write_all(buf.cast(), len) } {
+    if !steady || !unsafe { tx.ring().write_all(parts, len) } {
         return None;
     }
     let count = &conn.stats().tx_bytes_ring;
