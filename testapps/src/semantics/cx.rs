@@ -457,7 +457,8 @@ impl Cx {
         let (mut n, mut quiet) = (0, 0);
         for _ in 0..200 {
             // A receiver's kernel that had no room finds some when the sender's tries again, later and later.
-            let more = self.fill(1)? as u64 + self.fill(4096)? as u64;
+            // (Large pieces first: of single bytes a socket holds few that are not acknowledged yet, whatever room there is.)
+            let more = self.fill(4096)? as u64 + self.fill(1)? as u64;
             n += more;
             quiet = if more == 0 { quiet + 1 } else { 0 };
             util::pause_ms(50);
