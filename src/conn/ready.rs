@@ -109,7 +109,7 @@ impl Conn {
             matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay)
         };
         if on_tcp {
-            sys::poll_now(self.local().fd.load(Relaxed), libc::POLLRDHUP) as u32
+            self.kernel_events(libc::POLLRDHUP)
         } else {
             0
         }
@@ -154,8 +154,16 @@ impl Conn {
     /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what
     /// has become of bytes that were sent to a peer that is gone.
     pub fn kernel_hangup(&self) -> u32 {
-        let e = sys::poll_now(self.local().fd.load(Relaxed), 0);
-        (e & (libc::POLLERR | libc::POLLHUP)) as u32
+        self.kernel_events(0) & (libc::POLLERR | libc::POLLHUP) as u32
+    }
+
+    /// What the kernel's socket says of `events`, of errors and of ends. A reset is one event to whoever sleeps, but two to who
+    /// looks just then: `tcp_reset` sets the error first, and the rest a moment later.
+    fn kernel_events(&self, events: i16) -> u32 {
+        let look = || sys::poll_now(self.local().fd.load(Relaxed), events);
+        let e = look();
+        let half = e & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR;
+        (if half { e | look() } else { e }) as u32
     }
 
     /// Whether both directions have ended, so that the kernel would have no connection any more.

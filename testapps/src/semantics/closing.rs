@@ -43,10 +43,11 @@ fn sleeping<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Res
         call()
     });
     let tid = told.recv().map_err(|_| Why("a thread panicked".into()))?;
-    // Not a pause, nor a lock: what a socket is waited for by, in the kernel and on a ring.
+    // Not a pause, nor a lock: what a socket is waited for by, in the kernel and on a ring, of this host and of another.
     const FUTEX_WAITV: i64 = 449;
     let calls = [
         FUTEX_WAITV,
+        libc::SYS_epoll_pwait,
         libc::SYS_recvfrom,
         libc::SYS_recvmsg,
         libc::SYS_sendto,
