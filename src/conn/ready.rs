@@ -19,11 +19,15 @@ impl Conn {
             && (crate::io::unread(&mut rx) >= lowat.max(1) as usize || self.fin_seen())
     }
 
-    /// Whether the end that the peer has announced in the ring is the next thing to come by TCP, and has not come. (Behind
-    /// unread bytes it may have no room.)
+    /// Whether the end that the peer has announced in the ring is still to come by TCP, and is bound to. (Behind many unread
+    /// bytes it may have no room.)
     pub fn awaits_fin(&self) -> bool {
         let fd = self.local().fd.load(Relaxed);
-        self.fin_seen() && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0) && sys::poll_now(fd, libc::POLLRDHUP) == 0
+        let has_room = || {
+            let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(i32::MAX);
+            there == 0 || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).is_ok_and(|all| there < all / 4)
+        };
+        self.fin_seen() && has_room() && sys::poll_now(fd, libc::POLLRDHUP) == 0
     }
 
     /// Whether a receive would find `want` bytes now, or an end. Looks into the kernel where the bytes still come from TCP.

@@ -5,7 +5,7 @@ use super::procs::{bye, child, reap};
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, prng, same, sys, util};
-use libc::{EPOLLIN, POLLIN, SHUT_WR};
+use libc::{EPOLLIN, POLLHUP, POLLIN, POLLRDHUP, SHUT_RDWR, SHUT_WR};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("family-nonblocking-child", nonblocking_child),
     ("family-grandchild", grandchild),
     ("family-forks-in-the-midst", forks_in_the_midst),
+    ("family-child-is-refused", child_is_refused),
     ("family-thread-in-child", thread_in_child),
     ("family-thread-polls-in-child", polls_in_child),
 ];
@@ -538,6 +539,28 @@ fn forks_in_the_midst(cx: &mut Cx) -> Res {
     ensure!(cx.fd >= 0, "no connection");
     bye(cx)?;
     Ok(())
+}
+
+/// The peer takes nothing any more, and has sent what is not read yet: the child's bytes are answered by a reset.
+fn child_is_refused(cx: &mut Cx) -> Res {
+    cx.send(9000)?;
+    cx.tell(Op::Send, 129, 0, 0)?;
+    cx.arrive(129)?;
+    cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+    let comes = |bit: i16| -> Res {
+        for _ in 0..2000 {
+            if sys::poll1(cx.fd, POLLIN | POLLRDHUP, 0)? & bit != 0 {
+                return Ok(());
+            }
+            util::pause_ms(1);
+        }
+        Err(Why(format!("poll never said {bit:#x}")))
+    };
+    comes(POLLRDHUP)?;
+    let mut c = cx.with_fd(cx.fd);
+    reap(child(move || Ok(c.send(876)?))?)?;
+    comes(POLLHUP)?;
+    cx.recv(129)
 }
 
 /// The child has the connection for itself, and a thread that sleeps in a call on it while the other thread's calls bring it
