@@ -680,7 +680,8 @@ pub fn disconnected(fd: c_int) {
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let e = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) if matches!(c.phase(), Phase::Raw | Phase::Managed) => {
+        // Also to a child that has not used the connection: the kernel has told it to who owns that.
+        (libc::SOL_SOCKET, libc::SO_ERROR) if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) => {
             let e = match c.take_error() {
                 0 => io::lost_error(c).unwrap_or(0),
                 e => e,

@@ -440,7 +440,9 @@ impl Bg {
         fds::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
         chaos::stumble();
-        let how = match (conn.has_ended(END_RDSHUT), conn.has_ended(END_WRSHUT)) {
+        // How it failed was told, and the kernel may not know that it has.
+        let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
+        let how = match (rd, wr) {
             (true, true) => Some(libc::SHUT_RDWR),
             (true, false) => Some(libc::SHUT_RD),
             (false, true) => Some(libc::SHUT_WR),

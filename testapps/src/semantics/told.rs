@@ -20,6 +20,7 @@ pub const CHECKS: &[Check] = &[
     ("waits-no-longer-for-many", for_many),
     ("refused-after-a-return", refused),
     ("told-a-child-how-it-failed", child_fails),
+    ("told-a-child-the-error", child_asks),
     ("told-after-a-part", after_a_part),
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
@@ -224,6 +225,25 @@ fn child_fails(cx: &mut Cx) -> Res {
     reap(pid)?;
     same!(sys::send(cx.fd, &[], MSG_NOSIGNAL), Err(libc::ECONNRESET), "send of nothing after a reset");
     same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::EPIPE), "send after that");
+    Ok(())
+}
+
+/// Who asks first is told, once.
+fn child_asks(cx: &mut Cx) -> Res {
+    let error = |fd| sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    cx.send(32)?;
+    same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
+    cx.tell(Op::Close, 0, 0, 0)?;
+    util::pause_ms(30);
+    let fd = cx.fd;
+    reap(child(move || {
+        same!(error(fd), Ok(libc::ECONNRESET), "SO_ERROR in the child");
+        same!(error(fd), Ok(0), "SO_ERROR again");
+        Ok(())
+    })?)?;
+    same!(error(cx.fd), Ok(0), "SO_ERROR in the parent");
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv");
+    same!(sys::poll1(cx.fd, POLLIN, 0), Ok(POLLIN | POLLHUP), "poll");
     Ok(())
 }
 
