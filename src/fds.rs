@@ -679,18 +679,19 @@ pub fn disconnected(fd: c_int) {
 /// As for the call.
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    // A negative length, too, is the kernel's to refuse.
+    // SAFETY: the program's memory.
+    let fits = !io::is_nowhere(val as usize) && !io::is_nowhere(len as usize) && unsafe { *len } as c_int >= 4;
+    let ours = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
     let e = match (level, name) {
         // Also to a child that has not used the connection: the kernel has told it to who owns that.
-        (libc::SOL_SOCKET, libc::SO_ERROR) if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) => {
-            let e = match c.take_error() {
-                0 => io::lost_error(c).unwrap_or(0),
-                e => e,
-            };
-            // How the kernel's socket fared after the connection had failed is no news.
-            if e == 0 && !c.has_ended(END_FAILED) {
-                return Outcome::Bypass;
+        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits => {
+            let told = c.has_ended(END_TOLD);
+            if c.is_ours() && !c.has_ended(END_EOF) {
+                pump::drive(c);
             }
-            e
+            // What the kernel has to say of what was told already is no news.
+            io::pending_error(fd).filter(|_| !told).or_else(|| io::reset_ahead(c)).unwrap_or(0)
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
         // SAFETY: the caller's promise.
@@ -701,15 +702,11 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         }
         _ => return Outcome::Bypass,
     };
-    if io::is_nowhere(val as usize) || io::is_nowhere(len as usize) {
+    if !fits {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.
     unsafe {
-        // A negative length, too, is the kernel's to refuse.
-        if (*len as c_int) < 4 {
-            return Outcome::Bypass;
-        }
         *(val as *mut c_int) = e;
         *len = 4;
     }

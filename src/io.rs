@@ -37,7 +37,7 @@ pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use call::{poll_wait, Call};
 use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message};
-pub use errors::{lost_error, pending_error};
+pub use errors::{lost_error, pending_error, reset_ahead};
 use held::hold;
 pub use held::release;
 pub use raw::{end_peek, BEGIN_SLOW};

@@ -182,6 +182,14 @@ impl Conn {
         self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
     }
 
+    /// Whether the peer has reset it, which stands behind bytes of TCP that are unread: the kernel tells of that at once.
+    pub fn is_reset_ahead(&self) -> bool {
+        let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
+        // To an end that has ended, too, it means nothing.
+        let nothing = flags & FIN != 0 && self.has_ended(END_WRSHUT);
+        flags & ABORT != 0 && !nothing && !self.has_ended(END_EOF | END_TOLD)
+    }
+
     /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
     /// sent then, and nobody can ever read, by a reset (RFC 1122, 4.2.2.13).
     pub fn is_refused(&self) -> bool {
@@ -217,7 +225,7 @@ impl Conn {
         } else if self.peer_closed() {
             // Whoever is just fetching the kernel's error keeps it for us.
             let _rx = self.lock_rx();
-            let reset = self.has_ended(END_RESET);
+            let reset = self.has_ended(END_RESET) || self.is_reset_ahead();
             let hung = if reset { (libc::EPOLLERR | libc::EPOLLHUP) as u32 } else { self.kernel_hangup() };
             if hung != 0 {
                 // It came after the first looks above.

@@ -39,6 +39,14 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
     Some(e)
 }
 
+/// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone.
+pub fn reset_ahead(conn: &Conn) -> Option<Errno> {
+    if !conn.is_reset_ahead() || conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD != 0 {
+        return None;
+    }
+    Some(if conn.fin_seen() { libc::EPIPE } else { libc::ECONNRESET })
+}
+
 /// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something
 /// that nobody can read any more, which is a reset.
 pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {

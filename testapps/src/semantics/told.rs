@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("refused-after-a-return", refused),
     ("told-a-child-how-it-failed", child_fails),
     ("told-a-child-the-error", child_asks),
+    ("told-of-a-reset-before-the-bytes", reset_before_bytes),
     ("told-after-a-part", after_a_part),
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
@@ -244,6 +245,33 @@ fn child_asks(cx: &mut Cx) -> Res {
     same!(error(cx.fd), Ok(0), "SO_ERROR in the parent");
     same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv");
     same!(sys::poll1(cx.fd, POLLIN, 0), Ok(POLLIN | POLLHUP), "poll");
+    Ok(())
+}
+
+/// The bytes came before the connection left TCP, and nobody reads them: a reset is told of all the same.
+fn reset_before_bytes(cx: &mut Cx) -> Res {
+    const N: u64 = 200;
+    let error = |fd| sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    cx.renew()?;
+    cx.tell(Op::Send, 33, 0, 0)?;
+    cx.arrive(33)?;
+    cx.post(Op::SlowRecv, N * 16, 16, 0)?;
+    for i in 0..N {
+        cx.send(16)?;
+        util::pause_ms(u64::from(i % 8 == 0));
+    }
+    cx.wait()?;
+    cx.send(100)?;
+    same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
+    cx.tell(Op::Close, 0, 0, 0)?;
+    util::pause_ms(20);
+    const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
+    same!(sys::poll1(cx.fd, ALL, 0), Ok(ALL | POLLERR | POLLHUP), "poll");
+    same!(error(cx.fd), Ok(libc::ECONNRESET), "SO_ERROR");
+    same!(error(cx.fd), Ok(0), "SO_ERROR again");
+    same!(sys::poll1(cx.fd, ALL, 0), Ok(ALL | POLLHUP), "poll then");
+    cx.recv(33)?;
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv");
     Ok(())
 }
 
