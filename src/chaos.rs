@@ -46,6 +46,12 @@ fn span() -> i64 {
     }
 }
 
+/// Whether a call that could take the short way is to take the general one, which is to be tested too.
+#[inline]
+pub fn detours() -> bool {
+    is_on() && next() & 1 == 0
+}
+
 /// After how many more calls a connection is to look for its peer; `usual` without chaos.
 pub fn calls(usual: u32) -> u32 {
     if is_on() {

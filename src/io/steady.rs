@@ -49,7 +49,7 @@ unsafe fn send_parts(
     len: usize,
     flags: c_int,
 ) -> Option<NonZeroUsize> {
-    if flags & !USUAL != 0 {
+    if flags & !USUAL != 0 || chaos::detours() {
         return None;
     }
     let sent = NonZeroUsize::new(len)?;
@@ -103,7 +103,7 @@ pub(super) unsafe fn recv_of(
     len: usize,
     flags: c_int,
 ) -> Option<NonZeroUsize> {
-    if flags & !(USUAL | libc::MSG_WAITALL) != 0 || is_nowhere(buf as usize) || !conn.is_managed() {
+    if flags & !(USUAL | libc::MSG_WAITALL) != 0 || is_nowhere(buf as usize) || !conn.is_managed() || chaos::detours() {
         return None;
     }
     let mut rx = conn.try_lock_rx()?;
