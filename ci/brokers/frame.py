@@ -15,6 +15,7 @@ from preload_lib import Reports, all_bytes, clean_env, ring_bytes, share
 HERE = os.path.dirname(os.path.abspath(__file__))
 WANTED_SHARE = 0.99
 NONE = {"RINGSOCK_LINKS": "none"}
+VERBS = {"RINGSOCK_LINKS": "verbs"}
 
 
 class Failed(Exception):
@@ -34,7 +35,7 @@ class Variant:
     @property
     def rings(self):
         """Whether bytes must go over rings; otherwise none may."""
-        return self.server and self.client and not self.settings
+        return self.server and self.client and self.settings is not NONE
 
 
 VARIANTS = (
@@ -44,6 +45,8 @@ VARIANTS = (
     Variant("client-only", False, True),
     Variant("links-none", True, True, NONE),
 )
+# For a machine with an RDMA device (ci/rdma-vm), by name.
+BY_NAME = (Variant("verbs", True, True, VERBS),)
 
 
 class Role:
@@ -252,7 +255,7 @@ class Run:
                 raise Failed(f"the {side}'s reports show no traffic: {dict(t)}")
             text = f"{side} {share(t) * 100:.2f} % of {all_bytes(t) / 1e6:.1f} MB on rings"
             text += f" ({t['upgraded']} of {t['connections']} connections, {t['returns']} returns)"
-            among = self.among_servers and side == "server" and not self.variant.settings
+            among = self.among_servers and side == "server" and self.variant.settings is not NONE
             if not rings and not among and (ring_bytes(t) or t["upgraded"]):
                 raise Failed(f"{text}, expected none")
             if rings and share(t) < self.wanted[side]:
