@@ -4,7 +4,7 @@ each of five variants (plain; both ends preloaded; only the servers; only the
 clients; both with rings forbidden). The reports must show that at least 99 %
 of the bytes between preloaded ends went over rings, and otherwise none. A
 sixth variant, `verbs`, is for a machine with an RDMA device:
-`ci/rdma-vm run -- ci/brokers_check.py --variants verbs --effort 0.1`.
+`ci/rdma-vm run -- ci/brokers_check.py --variants verbs --effort 0.5`.
 
 Prints one PASS, FAIL or SKIP line for each broker and variant, then
 `N passed, N failed, N skipped`. What is not installed is skipped;
