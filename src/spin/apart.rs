@@ -5,7 +5,9 @@
 //! spin is in vain then, and each trip costs two switches between threads. A thread that has found that out goes to any
 //! other processor of those it may use: its affinity is narrowed for the moment of the call, and put back.
 //!
-//! Not where the process came with a filter of system calls, which may kill for one that it does not expect.
+//! Not where somebody has set the thread's affinity, who knows better (and since Linux 6.2 a mask that was set is kept apart
+//! from what the process' cpuset allows: only all processors are the same as none set, also when the cpuset grows); nor where
+//! the process came with a filter of system calls, which may kill for one that it does not expect.
 
 use super::Crowd;
 use crate::log::{log, Level};
@@ -17,6 +19,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 const WORDS: usize = 128;
 
 type Mask = [u64; WORDS];
+
+/// No affinity: what the process' cpuset allows.
+const ALL: Mask = [u64::MAX; WORDS];
 
 /// The process has accepted connections that are on rings. Of two ends that share a processor one is to go: the other one,
 /// unless it does not.
@@ -69,15 +74,20 @@ pub fn part(now: i64) -> bool {
         return false;
     }
     let Some((before, n)) = allowed() else { return false };
+    if !allow(&ALL, n) || allowed().is_none_or(|(free, _)| free != before) {
+        allow(&before, n);
+        return false;
+    }
     let mut others = before;
-    let Some(word) = others.get_mut(cpu as usize / 64) else { return false };
-    *word &= !(1 << (cpu % 64));
-    if others == [0; WORDS] || !allow(&others, n) {
+    if let Some(word) = others.get_mut(cpu as usize / 64) {
+        *word &= !(1 << (cpu % 64));
+    }
+    if others == before || others == [0; WORDS] || !allow(&others, n) {
         return false;
     }
     // If somebody else has set it meanwhile, that holds.
     if allowed().is_some_and(|(now, _)| now == others) {
-        allow(&before, n);
+        allow(&ALL, n);
     }
     log(Level::Debug, format_args!("leaves processor {cpu}, which both ends of a connection share"));
     true
@@ -102,7 +112,7 @@ mod tests {
             assert!(!may || cpu() != here);
             assert!(allowed().unwrap().0 == before);
             assert!(!part(2), "so soon after the last time");
-            // Where there is no other nothing happens.
+            // Where somebody has set it nothing happens.
             let mut one = [0; WORDS];
             one[cpu() as usize / 64] = 1 << (cpu() % 64);
             assert!(allow(&one, n));
