@@ -679,13 +679,13 @@ pub fn disconnected(fd: c_int) {
 /// As for the call.
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    // A negative length, too, is the kernel's to refuse.
+    // A negative length, too, is the kernel's to refuse. (So is a bad address, where the answer is not ours.)
     // SAFETY: the program's memory.
-    let fits = !io::is_nowhere(val as usize) && !io::is_nowhere(len as usize) && unsafe { *len } as c_int >= 4;
+    let fits = || !io::is_nowhere(val as usize) && !io::is_nowhere(len as usize) && unsafe { *len } as c_int >= 4;
     let ours = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
     let e = match (level, name) {
         // Also to a child that has not used the connection: the kernel has told it to who owns that.
-        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits => {
+        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits() => {
             let told = c.has_ended(END_TOLD);
             if c.is_ours() && !c.has_ended(END_EOF) {
                 pump::drive(c);
@@ -702,7 +702,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         }
         _ => return Outcome::Bypass,
     };
-    if !fits {
+    if !fits() {
         return Outcome::Bypass;
     }
     // SAFETY: the program's memory.
