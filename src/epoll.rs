@@ -172,8 +172,8 @@ pub struct Set {
     /// There are such sets in this one.
     nests: AtomicBool,
     lock: Lock,
-    /// The lists are being rewritten, see [`Changing`].
-    changing: AtomicBool,
+    /// Whether the lists are being rewritten, see [`Changing`].
+    changing: AtomicU32,
     /// Held while the bell is made.
     bell_lock: Lock,
     inner: UnsafeCell<Inner>,
@@ -247,7 +247,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             unexposed: AtomicBool::new(false),
             nests: AtomicBool::new(false),
             lock: Lock::new(),
-            changing: AtomicBool::new(false),
+            changing: AtomicU32::new(0),
             bell_lock: Lock::new(),
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),

@@ -54,9 +54,16 @@ pub(super) fn reset_after_fork() {
 /// While it lives the lists of a set may be rewritten.
 pub(super) struct Changing<'a>(&'a Set);
 
+/// Nobody rewrites the lists of a set ...
+const IDLE: u32 = 0;
+/// ... somebody looks whether he may, ...
+const ABOUT: u32 = 1;
+/// ... and does.
+const REWRITES: u32 = 2;
+
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.0.changing.store(false, SeqCst);
+        self.0.changing.store(IDLE, SeqCst);
     }
 }
 
@@ -91,30 +98,35 @@ impl Whole<HashMap<Key, Item>> {
 impl Set {
     /// The lists are about to be rewritten, by the holder of `lock`.
     pub(super) fn begin_change(&self) -> Changing<'_> {
-        let begin = || {
-            self.changing.store(true, SeqCst);
-            let forks = FORKS.load(SeqCst) > 0 && !FORKING.get();
-            if forks {
-                self.changing.store(false, SeqCst);
+        let forks = || FORKS.load(SeqCst) > 0 && !FORKING.get();
+        let may_begin = || {
+            if forks() {
+                return false;
             }
-            !forks
+            // Either this sees the fork, or that sees this. (A child that does finds nothing half done.)
+            self.changing.store(ABOUT, SeqCst);
+            let may = !forks();
+            if !may {
+                self.changing.store(IDLE, SeqCst);
+            }
+            may
         };
-        if !begin() {
-            await_it(begin);
-            self.changing.store(true, SeqCst);
+        if !may_begin() {
+            await_it(may_begin);
         }
+        self.changing.store(REWRITES, SeqCst);
         Changing(self)
     }
 
     /// Waits until nobody rewrites the lists.
     pub(super) fn await_whole(&self) {
-        await_it(|| !self.changing.load(SeqCst));
+        await_it(|| self.changing.load(SeqCst) == IDLE);
     }
 
     /// In a forked child, before it has more than one thread: what another thread of the parent's left half done is put
     /// right.
     pub(super) fn make_whole(&self) {
-        let half_done = self.changing.swap(false, SeqCst);
+        let half_done = self.changing.swap(IDLE, SeqCst) == REWRITES;
         if !self.lock.is_held() {
             return;
         }
@@ -187,8 +199,10 @@ mod tests {
                 begun.send(()).unwrap();
                 // Who forks may change a set, too, in a handler of the program's.
                 drop(s.begin_change());
-                std::thread::sleep(Duration::from_millis(20));
-                assert!(!s.changing.load(SeqCst), "a list is rewritten during a fork");
+                let until = std::time::Instant::now() + Duration::from_millis(5);
+                while std::time::Instant::now() < until {
+                    assert_eq!(s.changing.load(SeqCst), IDLE, "a child would throw the lists away");
+                }
                 fork_is_over();
             });
             assert!(has_begun.recv_timeout(Duration::from_millis(20)).is_err(), "a fork begins during a change");
