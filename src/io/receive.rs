@@ -1,0 +1,393 @@
+//! Receiving: bytes from where the path switch says, in the general way.
+
+use super::*;
+
+/// `recvmsg(2)` and all its kin.
+///
+/// # Safety
+/// `iov` must describe writable memory, `msg` must be null or valid.
+pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> Outcome {
+    let mut b = Bufs::new(iov);
+    let since = Since::now();
+    let _held = pins::Holding::begin();
+    let mut begun = None;
+    loop {
+        let (at, conn) = live(fd, flags, begun.is_some());
+        let Some(conn) = conn else {
+            let o = b.finish(libc::SYS_recvmsg, fd, flags, begun);
+            // SAFETY: null or valid by the caller's promise.
+            if let (Outcome::Done(_), Some(m)) = (o, unsafe { msg.as_mut() }) {
+                tell_message(m, flags);
+            }
+            return o;
+        };
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.rcvtimeo.load(Relaxed)));
+        if flags & libc::MSG_OOB != 0 {
+            crate::process::give_up(conn, Why::Feature);
+            return Outcome::Bypass;
+        }
+        visit::arrive(conn);
+        // SAFETY: null or valid by the caller's promise.
+        let msg = unsafe { msg.as_mut() };
+        let (step, msg) = match conn.phase() {
+            Phase::Raw if b.skip == 0 => (recv_raw(at, conn, &mut b, msg, flags, call), None),
+            Phase::Raw => (recv_raw(at, conn, &mut b, None, flags, call), msg),
+            Phase::Away => (recv_away(at, conn, &mut b, flags, call), msg),
+            _ => (recv_managed(at, conn, &mut b, flags, call), msg),
+        };
+        if let Step::Return(o) = step {
+            let o = b.outcome(o);
+            if let (Outcome::Done(_), Some(m)) = (o, msg) {
+                tell_message(m, flags);
+            }
+            return o;
+        }
+    }
+}
+
+pub(super) enum Take {
+    Got(usize),
+    Empty,
+    End,
+    Error(Errno),
+    Gone,
+}
+
+/// Takes what is there, without waiting.
+pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Take {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let trunc = flags & libc::MSG_TRUNC != 0;
+    let mut rx = conn.lock_rx();
+    if !conn.is_at(fd) || !conn.is_managed() {
+        return Take::Gone;
+    }
+    match rx.path() {
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning | RxPath::Draining if !conn.is_mapped() => Take::Empty,
+        RxPath::Draining if !rx.ring().kept.is_empty() => {
+            ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got)
+        }
+        // What was to be repeated will not be, if the connection has failed meanwhile.
+        RxPath::Returning if !conn.has_ended(END_EOF) => match peek && !trunc {
+            // What is peeked at now is repeated on TCP later.
+            true if rx.ring().waiting() > 0 => ring_peek(&mut rx, b, 0),
+            // The end is announced after the last byte.
+            _ if conn.fin_seen() && rx.ring().waiting() == 0 => failed(conn),
+            _ => Take::Empty,
+        },
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning => {
+            if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
+                return Take::Error(libc::EFAULT);
+            }
+            let Ok(n) = ring_take(conn, &mut rx, b, flags) else {
+                drop(rx);
+                pump::reset(&mut conn.lock_both());
+                return Take::Error(libc::ECONNRESET);
+            };
+            if n > 0 {
+                return Take::Got(n);
+            }
+            ended(conn, &mut rx)
+        }
+        RxPath::Tcp => {
+            let over = conn.fin_seen();
+            match tcp_take(fd, conn, b, usize::MAX, flags) {
+                // All that comes before the end was there.
+                Take::Empty if over => Take::End,
+                Take::End => {
+                    conn.find_lost().into_iter().for_each(|e| conn.fail(e));
+                    failed(conn)
+                }
+                t => t,
+            }
+        }
+        RxPath::Replay => {
+            drop(rx);
+            let mut both = conn.lock_both();
+            if both.rx.path() != RxPath::Replay {
+                return Take::Gone;
+            }
+            // What follows the repeated bytes is the program's too.
+            let r = tcp_take(fd, conn, b, usize::MAX, flags);
+            match r {
+                Take::Got(n) if !peek => {
+                    both.sw().took_tcp(n);
+                    pump::run(&mut both);
+                    if both.sw().is_plain() {
+                        conn.ask(ask::PUMP);
+                        if conn.phase() == Phase::Away {
+                            visit::press(conn);
+                        }
+                    }
+                }
+                Take::End => {
+                    conn.fail(libc::ECONNRESET);
+                    return failed(conn);
+                }
+                _ => {}
+            }
+            r
+        }
+        RxPath::Armed | RxPath::Draining => match armed_front(conn, &mut rx) {
+            (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
+            (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
+                Take::Got(got) if whole && got == n && !peek => {
+                    // Nothing else will look at the mark, whose arrival was announced with these bytes: the program
+                    // may not come back. And one receive gives all that has arrived.
+                    let mut both = Both { rx, tx: conn.lock_tx() };
+                    if pump::run(&mut both) {
+                        // Whoever else waits looks again.
+                        conn.ask(ask::PUMP);
+                    }
+                    let rest = match both.rx.path() {
+                        RxPath::Ring | RxPath::RingFinal => {
+                            ring_take(conn, &mut both.rx, b.after(got), flags).unwrap_or(0)
+                        }
+                        _ => 0,
+                    };
+                    Take::Got(got + rest)
+                }
+                Take::Got(got) if got == n && !peek => {
+                    Take::Got(got + armed_rest(fd, conn, &mut rx, b.after(got), flags))
+                }
+                t => t,
+            },
+            (at @ (Front::Mark | Front::Part(_)), _) => {
+                drop(rx);
+                let mut both = conn.lock_both();
+                pump::run(&mut both);
+                if !matches!(both.rx.path(), RxPath::Armed | RxPath::Draining) || !both.rx.ring().kept.is_empty() {
+                    return Take::Gone;
+                }
+                // Others who wait in the kernel must be woken by the mark (see `pump`), or this thread waits there and
+                // is in a handler. What is behind the mark can be had all the same.
+                match at {
+                    Front::Mark if conn.is_mapped() && both.rx.ring().is_attached() => {
+                        match ring_take(conn, &mut both.rx, b, flags) {
+                            Ok(n @ 1..) => Take::Got(n),
+                            _ => Take::Empty,
+                        }
+                    }
+                    _ => Take::Empty,
+                }
+            }
+            (Front::Wait, _) => Take::Empty,
+            (Front::End, _) => {
+                drop(rx);
+                let mut both = conn.lock_both();
+                pump::run(&mut both);
+                ended(conn, &mut both.rx)
+            }
+            (Front::Failed(_), _) => failed(conn),
+        },
+    }
+}
+
+/// Takes what is in the ring.
+fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
+    let peek = flags & libc::MSG_PEEK != 0;
+    let trunc = flags & libc::MSG_TRUNC != 0;
+    if let ([one], false) = (b.iov, peek || trunc) {
+        // SAFETY: `skip` is at most the buffer's length; the program's buffer, as it gave it.
+        let n = unsafe { rx.ring().read(one.iov_base.cast::<u8>().add(b.skip), b.len()) }?;
+        conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
+        return Ok(n);
+    }
+    let mut n = 0;
+    for (p, len) in b.parts() {
+        // SAFETY: the program's buffers, as it gave them.
+        let r = unsafe {
+            match (trunc, peek) {
+                (true, true) => Ok((rx.ring().waiting() as usize - n).min(len)),
+                (true, false) => rx.ring().read(core::ptr::null_mut(), len),
+                (false, true) => rx.ring().peek(n, p, len),
+                (false, false) => rx.ring().read(p, len),
+            }
+        };
+        match r {
+            Ok(got) => {
+                n += got;
+                if got < len {
+                    break;
+                }
+            }
+            Err(_) if n > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    if !peek {
+        conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
+    }
+    Ok(n)
+}
+
+fn ended(conn: &Conn, rx: &mut Rx) -> Take {
+    // The end is announced after the last byte, so bytes are looked for again after it was seen.
+    if conn.fin_seen() || conn.has_ended(END_EOF | END_RDSHUT) {
+        if matches!(rx.path(), RxPath::Ring | RxPath::RingFinal | RxPath::Returning) && rx.ring().waiting() > 0 {
+            return Take::Gone;
+        }
+        return failed(conn);
+    }
+    Take::Empty
+}
+
+/// The connection has ended: its error, which is told once, then the end.
+fn failed(conn: &Conn) -> Take {
+    if conn.err.load(Relaxed) == libc::EPIPE {
+        // The reset came after the end of the stream, which goes on to be reported: the error is for others.
+        return Take::End;
+    }
+    match conn.take_error() {
+        0 => Take::End,
+        e => Take::Error(e),
+    }
+}
+
+pub(super) fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, flags: c_int) -> Take {
+    let flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
+    let mut total = 0;
+    loop {
+        let asked = b.reach(limit);
+        match kernel_msg(libc::SYS_recvmsg, fd, b, limit, None, flags, None) {
+            Ok(0) if total == 0 => return Take::End,
+            Ok(n) if flags & libc::MSG_PEEK != 0 => return Take::Got(n),
+            Ok(n) => {
+                conn.count_rx_tcp(n);
+                total += n;
+                b.skip += n;
+                limit -= n;
+                if n == 0 || n < asked || limit == 0 || b.len() == 0 {
+                    return Take::Got(total);
+                }
+            }
+            Err(e) if total > 0 => {
+                conn.note_lost(e);
+                return Take::Got(total);
+            }
+            Err(libc::EAGAIN) => return Take::Empty,
+            Err(e) => return Take::Error(e),
+        }
+    }
+}
+
+fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
+    if conn.rx_lock.held_by_me() {
+        // A signal handler inside our own call: it cannot wait for itself.
+        return Step::Return(Outcome::Fail(libc::EAGAIN));
+    }
+    let may_wait = call.may_wait;
+    let least = conn.least(flags, may_wait, b.len() + b.skip);
+    // Fewer bytes than `SO_RCVLOWAT` are taken together with what is still missing.
+    let together = may_wait && flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == 0 && (2..=b.len()).contains(&least);
+    // What the kernel takes before the call is over goes with a thread that is cancelled in it.
+    let lose = |b: &Bufs| if least > 1 { b.len() } else { 0 };
+    let mut looked = false;
+    let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
+    // What was waited for is most often there, and all that is wanted.
+    let quickly = |b: &Bufs| match b {
+        // SAFETY: the program's buffer, as it gave it.
+        Bufs { iov: [one], skip: 0, .. } => unsafe { steady::recv_of(fd, conn, one.iov_base, one.iov_len, flags) }
+            .map(|n| Step::Return(Outcome::Done(n.get() as isize))),
+        _ => None,
+    };
+    loop {
+        // An error with no bytes before it is told even to who asks for none.
+        let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
+        if b.len() == 0 && conn.phase() == Phase::Managed && conn.takeable(1) && !told() {
+            return Step::Return(Outcome::Done(0));
+        }
+        let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
+        if together && b.skip == 0 && conn.is_at(fd) && conn.is_managed() && !conn.takeable(want) {
+            match wait(fd, conn, Some(want), (false, lose(b)), call) {
+                Ok(()) => continue,
+                Err(e) => match take(fd, conn, *b, flags) {
+                    Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
+                    _ => return Step::Return(Outcome::Fail(e)),
+                },
+            }
+        }
+        if may_wait && is_dry(conn, want) {
+            if let Err(e) = wait(fd, conn, Some(want), (b.skip > 0, lose(b)), call) {
+                return Step::Return(waited(b, e));
+            }
+            if let Some(done) = quickly(b) {
+                return done;
+            }
+        }
+        match take(fd, conn, *b, flags) {
+            Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
+                pins::hold(fd, conn);
+                if let Err(e) = pause(call, &mut || ()) {
+                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
+                }
+            }
+            Take::Got(n) => {
+                conn.in_sight();
+                conn.tell_read();
+                if n >= b.len() || b.skip + n >= least {
+                    return Step::Return(Outcome::Done(n as isize));
+                }
+                call.goes_on(b, n);
+            }
+            Take::End => return Step::Return(Outcome::Done(0)),
+            Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
+            Take::Gone => return Step::Again,
+            // Wherever the connection is on its way to: nothing comes any more that this end takes.
+            Take::Empty if conn.has_ended(END_RDSHUT) && unread(&mut conn.lock_rx()) == 0 => match failed(conn) {
+                Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
+                _ => return Step::Return(Outcome::Done(0)),
+            },
+            Take::Empty if may_wait => {
+                if let Err(e) = wait(fd, conn, Some(want), (b.skip > 0, lose(b)), call) {
+                    return Step::Return(waited(b, e));
+                }
+                if let Some(done) = quickly(b) {
+                    return done;
+                }
+            }
+            Take::Empty if !looked => {
+                looked = true;
+                remote::progress();
+                pump::quick(conn);
+                await_resume(conn);
+            }
+            Take::Empty => {
+                conn.sent_away();
+                return Step::Return(Outcome::Fail(libc::EAGAIN));
+            }
+        }
+    }
+}
+
+/// How a receive ends that has waited in vain. One of no bytes waits once, as any, and has all that it wants then.
+pub(super) fn waited(b: &Bufs, e: Errno) -> Outcome {
+    match e {
+        libc::EAGAIN if b.len() == 0 => Outcome::Done(0),
+        e => Outcome::Fail(e),
+    }
+}
+
+/// In the middle of a return what was readable has to come by TCP: the peer answers at once, so even a call
+/// that may not wait gives it a moment rather than lose sight of what was there.
+pub(super) fn await_resume(conn: &Conn) {
+    const MOST_NS: i64 = 100_000_000;
+    let held = || {
+        let mut rx = conn.lock_rx();
+        match rx.path() {
+            RxPath::Returning => rx.ring().waiting() > 0,
+            RxPath::Replay => rx.missing() > 0 && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLIN) == 0,
+            _ => false,
+        }
+    };
+    let until = now_ns() + if conn.late.load(Relaxed) { 0 } else { MOST_NS };
+    while held() && !conn.has_ended(END_EOF) {
+        if now_ns() >= until {
+            // From now on it is not there, and will be news when it comes.
+            conn.late.store(true, SeqCst);
+            conn.kicks.fetch_add(1, SeqCst);
+            return;
+        }
+        let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLIN, 1_000_000);
+        pump::quick(conn);
+    }
+}

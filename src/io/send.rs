@@ -1,0 +1,224 @@
+//! Sending: bytes to where the path switch says, in the general way.
+
+use super::*;
+
+/// `sendmsg(2)` and all its kin.
+///
+/// # Safety
+/// `iov` must describe readable memory, `msg` must be null or valid.
+pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
+    let mut b = Bufs::new(iov);
+    let since = Since::now();
+    let _held = pins::Holding::begin();
+    let mut begun = None;
+    loop {
+        let (at, conn) = live(fd, flags, begun.is_some());
+        let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.sndtimeo.load(Relaxed)));
+        // SAFETY: null or valid by the caller's promise.
+        let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
+        if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
+            crate::process::give_up(conn, Why::Feature);
+            return Outcome::Bypass;
+        }
+        visit::arrive(conn);
+        let step = match conn.phase() {
+            Phase::Raw => send_raw(at, conn, &mut b, flags, call),
+            Phase::Away => send_away(at, conn, &mut b, flags, call),
+            _ => send_managed(at, conn, &mut b, flags, call),
+        };
+        if let Step::Return(o) = step {
+            return b.outcome(o);
+        }
+    }
+}
+
+pub(super) enum Put {
+    Sent(usize),
+    Full,
+    Error(Errno),
+    Gone,
+}
+
+/// How much is written under one hold of the lock, before a sleeping reader is told.
+const PIECE: usize = 256 << 10;
+
+pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put {
+    let mut tx = conn.lock_tx();
+    if !conn.is_at(fd) || !conn.is_managed() {
+        return Put::Gone;
+    }
+    if conn.peer_closed() && !conn.has_ended(END_EOF) {
+        // How it ended is for this call to tell, if nobody has looked yet.
+        drop(tx);
+        if pump::run(&mut conn.lock_both()) {
+            return Put::Gone;
+        }
+        tx = conn.lock_tx();
+    }
+    if conn.has_ended(END_RESET) {
+        let e = conn.take_error();
+        if e != 0 {
+            return Put::Error(e);
+        }
+    }
+    if conn.has_ended(END_WRSHUT | END_FAILED) {
+        drop(tx);
+        return Put::Error(shut_error(fd, conn));
+    }
+    if tx.is_due() && !conn.rx_lock.held_by_me() {
+        // Behind how much more of the program's bytes the mark comes is this thread's doing, which may give the locks to no
+        // other for long; and a peer in a hurry takes all that stands before it.
+        drop(tx);
+        if pump::run(&mut conn.lock_both()) {
+            return Put::Gone;
+        }
+        tx = conn.lock_tx();
+    }
+    let path = tx.path();
+    if path == TxPath::Replay || tx.pending() {
+        drop(tx);
+        return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Full };
+    }
+    if path == TxPath::Ring && !conn.is_mapped() {
+        return Put::Full;
+    }
+    let away = conn.phase() == Phase::Away;
+    let on_rings = !tx.peer_is_home() && !tx.has_resumed();
+    if conn.is_refused() && on_rings && !conn.has_ended(END_TXDEAD) && !conn.peer_closed() && !b.is_nowhere() {
+        // As in the kernel: this call is the last that succeeds.
+        drop(tx);
+        pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
+        return Put::Sent(b.len());
+    }
+    if path == TxPath::Tcp
+        && (away && on_rings || (conn.is_refused() || away) && (tx.has_resumed() || conn.awaits_fin()))
+    {
+        // Not before the peer's kernel refuses it, too. (Whether it does only the owner can know.)
+        return Put::Full;
+    }
+    if path == TxPath::Tcp && conn.lost.load(Relaxed) != 0 {
+        if let Some(e) = lost_error(conn) {
+            return Put::Error(e);
+        }
+    }
+    if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
+        // To a peer that is gone, too: the kernel knows what to say.
+        let r = kernel_msg(
+            libc::SYS_sendmsg,
+            fd,
+            b,
+            usize::MAX,
+            None,
+            flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            None,
+        );
+        return match r {
+            Ok(n) => {
+                if path == TxPath::Tcp {
+                    conn.count_tx_tcp(n);
+                }
+                Put::Sent(n)
+            }
+            Err(libc::EAGAIN) => Put::Full,
+            Err(e) => Put::Error(e),
+        };
+    }
+    if b.is_nowhere() {
+        return Put::Error(libc::EFAULT);
+    }
+    if tx.is_cramped() && !conn.is_refused() {
+        return Put::Full;
+    }
+    if conn.is_refused() {
+        drop(tx);
+        pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
+        return Put::Sent(b.len());
+    }
+    if conn.remote().is_some() {
+        // What fills most of a ring has to wait for the reader's word, which needs a write of its own.
+        while tx.ring().is_small_for(b.len()) && tx.ring().grow(conn.ring_limit()) {}
+    }
+    let mut n = 0;
+    'parts: for (p, len) in b.parts() {
+        let mut at = 0;
+        while at < len && n < PIECE {
+            // SAFETY: the program's buffer, as it gave it.
+            match unsafe { tx.ring().write(p.add(at), (len - at).min(PIECE - n)) } {
+                Ok(0) => {
+                    if !tx.ring().grow(conn.ring_limit()) {
+                        break 'parts;
+                    }
+                }
+                Ok(got) => {
+                    at += got;
+                    n += got;
+                }
+                Err(_) => {
+                    drop(tx);
+                    pump::reset(&mut conn.lock_both());
+                    return Put::Error(libc::ECONNRESET);
+                }
+            }
+        }
+        if n >= PIECE {
+            break;
+        }
+    }
+    if n == 0 {
+        conn.nospace.store(true, Relaxed);
+        return Put::Full;
+    }
+    conn.stats().tx_bytes_ring.fetch_add(n as u64, Relaxed);
+    Put::Sent(n)
+}
+
+fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
+    if conn.tx_lock.held_by_me() {
+        return Step::Return(Outcome::Fail(libc::EAGAIN));
+    }
+    if b.len() == 0 {
+        return Step::Return(send_nothing(fd, conn, flags));
+    }
+    loop {
+        match put(fd, conn, *b, flags) {
+            Put::Sent(n) => {
+                conn.in_sight();
+                let last = n >= b.len();
+                if !(last && hold(conn, n, flags)) {
+                    conn.tell_sent();
+                }
+                if last {
+                    return Step::Return(Outcome::Done(n as isize));
+                }
+                call.goes_on(b, n);
+            }
+            Put::Gone => return Step::Again,
+            Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
+            Put::Error(e) => return Step::Return(fail_after(conn, b, e)),
+            Put::Full if !call.may_wait => {
+                release(conn);
+                conn.fulls.fetch_add(1, SeqCst);
+                conn.sent_away();
+                ask_for_room(conn);
+                return Step::Return(Outcome::Fail(libc::EAGAIN));
+            }
+            Put::Full => {
+                conn.fulls.fetch_add(1, SeqCst);
+                conn.nospace.store(true, Relaxed);
+                if let Err(e) = wait(fd, conn, None, (b.skip > 0, 0), call) {
+                    return Step::Return(Outcome::Fail(e));
+                }
+            }
+        }
+    }
+}
+
+/// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.
+fn ask_for_room(conn: &Conn) {
+    let Some(own) = conn.own() else { return };
+    conn.arm(WANT_RX | WANT_TX, own.bell.load(Relaxed));
+    if conn.writable() {
+        conn.notify();
+    }
+}
