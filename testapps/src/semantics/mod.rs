@@ -80,6 +80,11 @@ pub fn run(a: &Args) -> i32 {
         checks.iter().for_each(|c| println!("{}", c.0));
         return 0;
     }
+    let is_preloaded = || std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("libringsock.so"));
+    if a.has("ring") && !is_preloaded() {
+        eprintln!("--ring: nothing can leave TCP where the library is not loaded: LD_PRELOAD=.../libringsock.so");
+        return 2;
+    }
     // Checks that are known to fail are run and told of all the same, and counted as skipped.
     let known = a.text("known", "");
     let (mut good, mut bad, mut skipped) = (0, 0, skip.split(',').filter(|s| !s.is_empty()).count() as i32);
