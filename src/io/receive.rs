@@ -1,6 +1,7 @@
 //! Receiving: bytes from where the path switch says, in the general way.
 
 use super::*;
+use crate::thread::Critical;
 
 /// `recvmsg(2)` and all its kin.
 ///
@@ -314,7 +315,15 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 return done;
             }
         }
-        match take(fd, conn, *b, flags) {
+        // A handler that jumps out does so when the peer was told.
+        let critical = Critical::new();
+        let taken = take(fd, conn, *b, flags);
+        if let Take::Got(_) = taken {
+            conn.in_sight();
+            conn.tell_read();
+        }
+        drop(critical);
+        match taken {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
                 pins::hold(fd, conn);
                 if let Err(e) = pause(call, &mut || ()) {
@@ -322,8 +331,6 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 }
             }
             Take::Got(n) => {
-                conn.in_sight();
-                conn.tell_read();
                 if n >= b.len() || b.skip + n >= least {
                     return Step::Return(Outcome::Done(n as isize));
                 }

@@ -1,6 +1,7 @@
 //! Sending: bytes to where the path switch says, in the general way.
 
 use super::*;
+use crate::thread::Critical;
 
 /// `sendmsg(2)` and all its kin.
 ///
@@ -181,18 +182,19 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         return Step::Return(send_nothing(fd, conn, flags));
     }
     loop {
-        match put(fd, conn, *b, flags) {
-            Put::Sent(n) => {
-                conn.in_sight();
-                let last = n >= b.len();
-                if !(last && hold(conn, n, flags)) {
-                    conn.tell_sent();
-                }
-                if last {
-                    return Step::Return(Outcome::Done(n as isize));
-                }
-                call.goes_on(b, n);
+        // A handler that jumps out does so when the peer was told.
+        let critical = Critical::new();
+        let put = put(fd, conn, *b, flags);
+        if let Put::Sent(n) = put {
+            conn.in_sight();
+            if !(n >= b.len() && hold(conn, n, flags)) {
+                conn.tell_sent();
             }
+        }
+        drop(critical);
+        match put {
+            Put::Sent(n) if n >= b.len() => return Step::Return(Outcome::Done(n as isize)),
+            Put::Sent(n) => call.goes_on(b, n),
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(fail_after(conn, b, e)),

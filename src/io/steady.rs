@@ -6,6 +6,7 @@
 //! published and the look at who waits for that.
 
 use super::*;
+use crate::thread::Critical;
 use core::num::NonZeroUsize;
 
 /// Flags that change nothing where nothing has to be waited for.
@@ -54,6 +55,8 @@ unsafe fn send_parts(
     }
     let sent = NonZeroUsize::new(len)?;
     let conn = table::conn(fd).filter(|c| c.is_managed())?;
+    // A handler that jumps out does so when the peer was told.
+    let _critical = Critical::new();
     let mut tx = conn.try_lock_tx()?;
     let remote = conn.remote();
     let steady = conn.is_ours()
@@ -106,6 +109,7 @@ pub(super) unsafe fn recv_of(
     if flags & !(USUAL | libc::MSG_WAITALL) != 0 || is_nowhere(buf as usize) || !conn.is_managed() || chaos::detours() {
         return None;
     }
+    let _critical = Critical::new();
     let mut rx = conn.try_lock_rx()?;
     if !conn.is_ours() || !table::is(fd, conn) || rx.path() != RxPath::Ring {
         return None;

@@ -1,19 +1,21 @@
 //! Handlers that jump out of calls, with `siglongjmp`: a program's own time limit, from before there were others.
 
-use super::cx::{Cx, Op, Res};
+use super::cx::{Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, same, sys};
 use libc::{c_int, MSG_DONTWAIT, MSG_WAITALL, POLLIN};
 use std::cell::UnsafeCell;
-use std::os::fd::RawFd;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
     // What the kernel's call had taken nobody was told of, so the connection may stay on TCP.
     ("handler-jumps-out-of-receives", |cx| jumps(cx, receive, |cx| cx.warm(60, 10))),
     ("handler-jumps-out-of-polls", |cx| jumps(cx, poll, Cx::leave_tcp)),
+    ("handler-jumps-out-of-sends", sends),
 ];
 
 /// A call on an fd, and on nothing else.
@@ -120,6 +122,72 @@ unsafe extern "C" fn poll(fd: RawFd) -> isize {
     libc::recv(fd, b.as_mut_ptr().cast(), 8, MSG_DONTWAIT)
 }
 
+fn alarm_in(us: i64) {
+    let [it_value, it_interval] = [us, 150 * i64::from(us > 0)].map(|us| libc::timeval { tv_sec: 0, tv_usec: us });
+    // SAFETY: the record is readable.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &libc::itimerval { it_interval, it_value }, std::ptr::null_mut()) };
+}
+
+unsafe extern "C" fn send<const N: usize>(fd: RawFd) -> isize {
+    static BYTES: [u8; 60_000] = [7; 60_000];
+    INSIDE.store(true, SeqCst);
+    let r = libc::send(fd, BYTES.as_ptr().cast(), N, libc::MSG_NOSIGNAL);
+    INSIDE.store(false, SeqCst);
+    r
+}
+
+/// A peer that sleeps hears of what a send has given it, though a handler has left that send.
+fn sends(_: &mut Cx) -> Res {
+    let pair = || -> std::io::Result<_> {
+        let l = TcpListener::bind("127.0.0.1:0")?;
+        Ok((TcpStream::connect(l.local_addr()?)?, l.accept()?.0))
+    };
+    let (ours, theirs) = pair().map_err(|e| Why(e.to_string()))?;
+    let fd = ours.as_raw_fd();
+    // SAFETY: all-zero is an empty mask, and the calls write and read just that.
+    let reader = unsafe {
+        let mut alarm: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&mut alarm, libc::SIGALRM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &alarm, std::ptr::null_mut());
+        let t = std::thread::spawn(move || while let Ok(1..) = sys::read(theirs.as_raw_fd(), &mut [0; 65536]) {});
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &alarm, std::ptr::null_mut());
+        t
+    };
+    let mut before = (0, 0);
+    for _ in 0..400 {
+        sys::send(fd, b"x", 0)?;
+        std::thread::sleep(Duration::from_millis(1));
+        let now = sys::tcp_bytes(fd)?;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    // SAFETY: no preconditions.
+    THREAD.store(unsafe { libc::gettid() }, SeqCst);
+    sys::sigaction(libc::SIGALRM, jump, 0)?;
+    for i in 0..600 {
+        let call: Call = if i % 2 == 0 { send::<20_000> } else { send::<60_000> };
+        let begun = Instant::now();
+        alarm_in(150);
+        while begun.elapsed() < Duration::from_micros(130 + i * 7 % 40) {}
+        // SAFETY: the call takes nothing but an fd, and its frame has nothing to drop.
+        unsafe { rs_app_leavable(PLACE.0.get().cast(), call, fd) };
+        alarm_in(0);
+        let begun = Instant::now();
+        while sys::siocoutq(fd)? > 0 {
+            ensure!(
+                begun.elapsed() < Duration::from_secs(2),
+                "the peer sleeps, with {} bytes to read",
+                sys::siocoutq(fd)?
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    drop(ours);
+    reader.join().map_err(|_| Why("the reader panicked".into()))
+}
+
 /// A connection whose calls were left, asleep or not, moves and ends as any other.
 fn jumps(cx: &mut Cx, call: Call, then: fn(&mut Cx) -> Res) -> Res {
     const BYTES: u64 = 30_000;
@@ -128,16 +196,11 @@ fn jumps(cx: &mut Cx, call: Call, then: fn(&mut Cx) -> Res) -> Res {
     THREAD.store(unsafe { libc::gettid() }, SeqCst);
     sys::sigaction(libc::SIGALRM, jump, 0)?;
     cx.post(Op::SendBits, BYTES / 8, 8, 30)?;
-    let timer = |us: i64| {
-        let [it_value, it_interval] = [us, 150 * i64::from(us > 0)].map(|us| libc::timeval { tv_sec: 0, tv_usec: us });
-        // SAFETY: the record is readable.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &libc::itimerval { it_interval, it_value }, std::ptr::null_mut()) };
-    };
     for i in 0..200 {
-        timer(20 + i * 37 % 700);
+        alarm_in(20 + i * 37 % 700);
         // SAFETY: the calls take nothing but an fd, and their frames have nothing to drop.
         let left = (0..10_000).any(|_| unsafe { rs_app_leavable(PLACE.0.get().cast(), call, cx.fd) } == LEFT);
-        timer(0);
+        alarm_in(0);
         ensure!(left, "no handler came in ten thousand calls");
     }
     std::thread::sleep(Duration::from_millis(5));
