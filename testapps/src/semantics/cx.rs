@@ -292,7 +292,7 @@ pub struct Cx {
     pub rx: u64,
     open: usize,
     /// The connection must leave TCP.
-    ring: bool,
+    pub ring: bool,
 }
 
 impl Cx {

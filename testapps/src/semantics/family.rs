@@ -563,10 +563,21 @@ fn child_is_refused(cx: &mut Cx) -> Res {
     cx.recv(129)
 }
 
+/// Messages of a child that has a connection for itself, enough for it to move.
+const CHILDS: u64 = 300;
+
+/// Sends them, and tells by a pipe that it has.
+fn goes_on(c: &mut Cx, told: RawFd) -> Res {
+    for i in 0..CHILDS {
+        c.send(16)?;
+        util::pause_ms(u64::from(i % 8 == 0));
+    }
+    Ok(sys::write_all_fd(told, b"x")?)
+}
+
 /// The child has the connection for itself, and a thread that sleeps in a call on it while the other thread's calls bring it
 /// to a ring of the child's own.
 fn thread_in_child(cx: &mut Cx) -> Res {
-    const N: u64 = 300;
     cx.renew()?;
     let (rd, wr) = sys::pipe()?;
     let mut c = cx.with_fd(cx.fd);
@@ -577,17 +588,13 @@ fn thread_in_child(cx: &mut Cx) -> Res {
             (sys::recv(fd, &mut b, libc::MSG_WAITALL), b)
         });
         util::pause_ms(30);
-        for i in 0..N {
-            c.send(16)?;
-            util::pause_ms(u64::from(i % 8 == 0));
-        }
-        sys::write_all_fd(wr, b"x")?;
+        goes_on(&mut c, wr)?;
         let (r, b) = t.join().map_err(|_| Why("a thread panicked".into()))?;
         same!(r, Ok(100), "a receive that waited");
         c.take(&b)
     })?;
     sys::close(cx.fd)?;
-    same!(cx.tell(Op::Recv, N * 16, 0, 0)?, N * 16, "bytes of the child");
+    same!(cx.tell(Op::Recv, CHILDS * 16, 0, 0)?, CHILDS * 16, "bytes of the child");
     sys::read_exact(rd, &mut [0])?;
     cx.tell(Op::Send, 10, 0, 0)?;
     util::pause_ms(20);
@@ -599,7 +606,6 @@ fn thread_in_child(cx: &mut Cx) -> Res {
 
 /// The same of a thread in `poll`.
 fn polls_in_child(cx: &mut Cx) -> Res {
-    const N: u64 = 300;
     cx.renew()?;
     let (rd, wr) = sys::pipe()?;
     let mut c = cx.with_fd(cx.fd);
@@ -607,17 +613,13 @@ fn polls_in_child(cx: &mut Cx) -> Res {
         let fd = c.fd;
         let t = std::thread::spawn(move || sys::poll1(fd, POLLIN, 5000));
         util::pause_ms(30);
-        for i in 0..N {
-            c.send(16)?;
-            util::pause_ms(u64::from(i % 8 == 0));
-        }
-        sys::write_all_fd(wr, b"x")?;
+        goes_on(&mut c, wr)?;
         same!(t.join().map_err(|_| Why("a thread panicked".into()))?, Ok(POLLIN), "a poll that waited");
         let b = c.grab(100)?;
         c.take(&b)
     })?;
     sys::close(cx.fd)?;
-    same!(cx.tell(Op::Recv, N * 16, 0, 0)?, N * 16, "bytes of the child");
+    same!(cx.tell(Op::Recv, CHILDS * 16, 0, 0)?, CHILDS * 16, "bytes of the child");
     sys::read_exact(rd, &mut [0])?;
     cx.tell(Op::Send, 100, 0, 0)?;
     reap(pid)?;
