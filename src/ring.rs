@@ -151,7 +151,15 @@ impl TxRing {
         self.cap < max as u64 && ((self.geo_count - self.geo_first) as usize) < GEOS - 1
     }
 
-    /// The peer's cursor at which a writer that found the ring full is worth waking: a quarter is free again.
+    /// Whether a quarter is free. Programs rely on it that a send does not wait for which `poll` has said that there is room:
+    /// those that use blocking calls in both directions would wait for each other. (The kernel wants a third of `SO_SNDBUF`:
+    /// `sk_stream_is_writeable`, include/net/sock.h.)
+    pub fn has_room(&mut self) -> Result<bool, Violation> {
+        let enough = (self.cap / 4) as usize;
+        Ok(self.space(enough)? >= enough)
+    }
+
+    /// The peer's cursor at which a writer that found no room is worth waking: see [`TxRing::has_room`].
     pub fn goal(&self) -> u64 {
         (self.produced + self.cap / 4).saturating_sub(self.cap).max(self.start)
     }

@@ -131,28 +131,34 @@ impl Conn {
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring if tx.is_cramped() => false,
             TxPath::Ring => {
-                let cap_known = self.ring_limit();
-                let ring = tx.ring();
-                let nospace = self.nospace.load(Relaxed);
-                if !nospace && (ring.space(1).unwrap_or(1) > 0 || ring.can_grow(cap_known)) {
-                    return true;
+                let room = self.has_room(&mut tx);
+                if !room && !self.nospace.swap(true, Relaxed) {
+                    // As the kernel's `tcp_poll`: whoever waits now is to be told, though no send has failed.
+                    drop(tx);
+                    self.fulls.fetch_add(1, SeqCst);
+                    self.ask_for_room();
+                    return self.writable();
                 }
-                // As the kernel's `tcp_poll`: whoever waits now is to be told, though no send has failed.
-                self.nospace.store(true, Relaxed);
-                if ring.refresh().is_err() {
-                    return true;
-                }
-                let ok = ring.consumed >= ring.goal();
-                if ok {
-                    self.nospace.store(false, Relaxed);
-                }
-                ok
+                room
             }
             TxPath::Tcp if tx.pending() => false,
             TxPath::Tcp if self.is_refused() && (tx.has_resumed() || self.awaits_fin()) => false,
             TxPath::Tcp => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
             _ => false,
         }
+    }
+
+    /// Whether there is room in the ring, or will be when it grows.
+    fn has_room(&self, tx: &mut Tx) -> bool {
+        let limit = self.ring_limit();
+        let ring = tx.ring();
+        // Who has found no room has found that it does not grow.
+        let had_none = self.nospace.load(Relaxed);
+        let room = !had_none && ring.can_grow(limit) || ring.has_room().unwrap_or(true);
+        if room && had_none {
+            self.nospace.store(false, Relaxed);
+        }
+        room
     }
 
     /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what

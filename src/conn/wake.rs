@@ -49,6 +49,14 @@ impl Conn {
         }
     }
 
+    /// A program that was told that there is no room may wait for an edge: the peer is to say when there is. To be followed
+    /// by another look.
+    pub fn ask_for_room(&self) {
+        if let Some(own) = self.own() {
+            self.arm(WANT_RX | WANT_TX, own.bell.load(Relaxed));
+        }
+    }
+
     /// The word at which the peer, a process of this host, wakes threads that wait for this connection.
     pub fn wake_word(&self) -> Option<&AtomicU32> {
         self.peer()?;

@@ -202,7 +202,10 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 release(conn);
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.sent_away();
-                ask_for_room(conn);
+                conn.ask_for_room();
+                if conn.writable() {
+                    conn.notify();
+                }
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
             Put::Full => {
@@ -213,14 +216,5 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 }
             }
         }
-    }
-}
-
-/// A program that was told `EAGAIN` may wait for an edge: the peer is to say when there is room.
-fn ask_for_room(conn: &Conn) {
-    let Some(own) = conn.own() else { return };
-    conn.arm(WANT_RX | WANT_TX, own.bell.load(Relaxed));
-    if conn.writable() {
-        conn.notify();
     }
 }

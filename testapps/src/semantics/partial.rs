@@ -19,6 +19,8 @@ pub const CHECKS: &[Check] = &[
     ("room-after-eagain-edge", |cx| room(cx, true, false)),
     ("room-after-eagain-nonblocking", |cx| room(cx, false, true)),
     ("room-after-eagain-edge-nonblocking", |cx| room(cx, true, true)),
+    ("room-is-for-a-message", room_for_a_message),
+    ("room-after-poll-edge", room_after_poll),
 ];
 
 /// Waits until the connection has failed.
@@ -145,6 +147,52 @@ fn room(cx: &mut Cx, edge: bool, nonblock: bool) -> Res {
         let r = sys::send(cx.fd, &b, flags);
         ensure!(r == Ok(4096), "a send where there is room: {r:?}, not {EAGAIN}");
         same!(cx.tell(Op::Recv, 4096, 0, 0)?, 4096, "bytes that arrived");
+    }
+    Ok(())
+}
+
+/// Sends that must not wait, as long as `poll` says that there is room. How much that was.
+fn send_while_there_is_room(cx: &mut Cx, each: usize) -> Result<usize, Why> {
+    let mut n = 0;
+    while sys::poll1(cx.fd, POLLOUT, 0)? == POLLOUT {
+        let b = cx.out(each);
+        let r = sys::send(cx.fd, &b, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ensure!(r == Ok(each), "a send of {each} bytes where there is room: {r:?}, behind {n}");
+        n += each;
+        ensure!(n < 1 << 30, "there is always room");
+    }
+    Ok(n)
+}
+
+/// Where `poll` says that there is room there is some for more than a byte: a relay with blocking calls in both directions
+/// would wait for ever in a send for whom it does not read.
+fn room_for_a_message(cx: &mut Cx) -> Res {
+    const EACH: usize = 8000;
+    let mut left = send_while_there_is_room(cx, EACH)?;
+    for _ in 0..300 {
+        same!(cx.tell(Op::Recv, 5000, 0, 0)?, 5000, "bytes that arrived");
+        left -= 5000;
+        left += send_while_there_is_room(cx, EACH)?;
+    }
+    same!(cx.tell(Op::Recv, left as u64, 0, 0)?, left as u64, "the rest");
+    Ok(())
+}
+
+/// Who was told by `poll` that there is no room hears of an edge when there is, though no send has failed.
+fn room_after_poll(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of an empty connection");
+    for i in 0..5 {
+        let mut n = send_while_there_is_room(cx, 8000)?;
+        for _ in 0..4 {
+            // Buffers grow by themselves for a while.
+            util::pause_ms(5);
+            n += send_while_there_is_room(cx, 8000)?;
+        }
+        let _ = sys::epoll_wait(ep, 4, 0)?;
+        n += send_while_there_is_room(cx, 8000)?;
+        same!(cx.tell(Op::Recv, n as u64, 0, 0)?, n as u64, "bytes that arrived");
+        same!(sys::epoll_wait(ep, 4, 3000)?.len(), 1, "events of an empty connection (round {i})");
     }
     Ok(())
 }
