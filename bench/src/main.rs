@@ -91,7 +91,7 @@ fn main() {
         }
         if calls {
             made = made.and_then(|mut rows| {
-                rows.push(table::calls(&setting)?);
+                rows.extend(table::calls(&setting)?);
                 Ok(rows)
             });
         }

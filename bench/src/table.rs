@@ -55,13 +55,14 @@ pub fn rows(s: &Setting, only: &str) -> Result<Vec<Value>, String> {
     Ok(rows)
 }
 
-/// Instructions in user space of one `send` and one `recv` of 64 bytes, counted by callgrind: ours and rsocket's.
-pub fn calls(s: &Setting) -> Result<Value, String> {
+/// Instructions in user space of one `send` and one `recv` of 64 bytes, counted by callgrind: ours and rsocket's. Messages are
+/// exchanged one by one, or sent in a row.
+pub fn calls(s: &Setting) -> Result<Vec<Value>, String> {
     const COUNT: usize = 1000;
-    let count = |p: Preload| -> Result<[f64; 2], String> {
+    let count = |kind: &str, p: Preload| -> Result<[f64; 2], String> {
         let file = s.file("callgrind");
         let under = ["valgrind", "-q", "--tool=callgrind", &format!("--callgrind-out-file={}", file.display())];
-        let mut c = case("counted", 64, COUNT, p);
+        let mut c = case(kind, 64, COUNT, p);
         // A thread that has much to do keeps the library's own from running under valgrind: the pauses are for that one.
         c.job.warm = 50;
         c.expect = Expect::Any;
@@ -73,11 +74,15 @@ pub fn calls(s: &Setting) -> Result<Value, String> {
         let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
         Ok(COUNTED.map(|f| inclusive(&text, f) as f64 / COUNT as f64))
     };
-    let ours = count(Preload::Verbs)?;
-    let theirs = if rsocket().is_some() { Some(count(Preload::Rsocket)?) } else { None };
-    println!("instructions in user space, 64 bytes: send {:.0}, recv {:.0}", ours[0], ours[1]);
-    if let Some(t) = theirs {
-        println!("the same with rsocket: send {:.0}, recv {:.0}", t[0], t[1]);
+    let mut rows = Vec::new();
+    for (kind, how) in [("counted", "exchanged"), ("counted-stream", "in a row")] {
+        let ours = count(kind, Preload::Verbs)?;
+        let theirs = if rsocket().is_some() { Some(count(kind, Preload::Rsocket)?) } else { None };
+        println!("instructions in user space, 64 bytes {how}: send {:.0}, recv {:.0}", ours[0], ours[1]);
+        if let Some(t) = theirs {
+            println!("the same with rsocket: send {:.0}, recv {:.0}", t[0], t[1]);
+        }
+        rows.push(json!({ "kind": kind, "size": 64, "unit": "instructions", "ringsock": ours, "rsocket": theirs }));
     }
-    Ok(json!({ "kind": "calls", "size": 64, "unit": "instructions", "ringsock": ours, "rsocket": theirs }))
+    Ok(rows)
 }

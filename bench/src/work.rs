@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// What is measured; the same words go to server and client.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// `pingpong`, `epoll`, `counted`, `stream`, `setup` or `call`; those of `raw-` and `send-` are done by RDMA alone.
+    /// `pingpong`, `epoll`, `counted`, `counted-stream`, `stream`, `setup` or `call`; those of `raw-` and `send-` are done
+    /// by RDMA alone.
     pub kind: String,
     /// Bytes of a message.
     pub size: usize,
@@ -121,7 +122,7 @@ impl End {
 /// Round trips of the warm-up that have a pause of 5 ms before them: more under valgrind, where the library takes seconds
 /// to be ready.
 fn pauses(j: &Job) -> usize {
-    if j.kind == "counted" {
+    if j.kind.starts_with("counted") {
         1000
     } else {
         20
@@ -170,15 +171,14 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
         let mut e = End::new(sock::accept(&l)?, epoll)?;
         warm_up_server(&mut e, j)?;
         start = cpu();
+        let whole = j.size * j.count;
         if j.kind == "stream" {
-            let (mut n, want) = (0, j.size * j.count);
-            while n < want {
-                match e.s.read(&mut b)? {
-                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    k => n += k,
-                }
-            }
+            let n = take_all(&mut e.s, &mut b, whole)?;
             e.s.write_all(&(n as u64).to_ne_bytes())?;
+        } else if j.kind == "counted-stream" {
+            take_all(&mut e.s, &mut b, whole)?;
+            b[..j.size].fill(3);
+            (0..j.count).try_for_each(|_| e.s.write_all(&b[..j.size]))?;
         } else {
             for _ in 0..j.count {
                 e.echo(&mut b[..j.size])?;
@@ -190,12 +190,24 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Reads until there were `want` bytes.
+fn take_all(s: &mut TcpStream, b: &mut [u8], want: usize) -> io::Result<usize> {
+    let mut n = 0;
+    while n < want {
+        match s.read(b)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            k => n += k,
+        }
+    }
+    Ok(n)
+}
+
 /// The client: does the job and says what it measured.
 pub fn client(j: &Job, at: (&str, u16)) -> io::Result<()> {
     let v = match j.kind.as_str() {
         "setup" => setup(j, at)?,
         "stream" => stream(j, at)?,
-        "counted" => counted(j, at)?,
+        "counted" | "counted-stream" => counted(j, at)?,
         _ if j.is_raw() => crate::verbs::client(j, at.1)?,
         _ => pingpong(j, at)?,
     };
@@ -228,22 +240,30 @@ fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     Ok(json!({ "median": median, "p99": p99, "cpu": used, "messages": 2 * j.count }))
 }
 
-/// Round trips by functions of their own, in which callgrind counts instructions: [`COUNTED`].
+/// Messages by functions of their own, in which callgrind counts instructions, [`COUNTED`]: exchanged one by one, or all of
+/// them sent and then as many received.
 fn counted(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, false)?;
     warm_up(&mut e, j)?;
     let (mut b, fd) = (vec![3; j.size], e.s.as_raw_fd());
-    for _ in 0..j.count {
-        let mut left = j.size;
-        if counted_send(fd, &b) != j.size as isize {
-            return Err(io::Error::last_os_error());
+    let rounds = if j.kind == "counted" { vec![1; j.count] } else { vec![j.count] };
+    for n in rounds {
+        for _ in 0..n {
+            if counted_send(fd, &b) != j.size as isize {
+                return Err(io::Error::last_os_error());
+            }
         }
+        let mut left = n * j.size;
         while left > 0 {
-            match counted_recv(fd, &mut b[..left]) {
+            let most = left.min(j.size);
+            match counted_recv(fd, &mut b[..most]) {
                 n @ 1.. => left -= n as usize,
                 _ => return Err(io::Error::last_os_error()),
             }
         }
+    }
+    if b.iter().any(|&x| x != 3) {
+        return Err(io::Error::other("other bytes came back"));
     }
     Ok(json!({ "cpu": 0, "messages": 2 * j.count }))
 }
