@@ -24,7 +24,41 @@ pub(super) struct Suspect {
     at: i64,
 }
 
-/// Whether a thread of this process runs, or wants to: then it waits for nothing.
+/// What a thread of this process is about that has left a connection alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum About {
+    /// It runs, or wants to: then it waits for nothing.
+    Running,
+    /// It sleeps in a call that no socket ends: a lock, or an interpreter's, a pause, a child.
+    Elsewhere,
+    /// It may wait for the connection.
+    Unknown,
+}
+
+impl About {
+    fn of(tid: u32) -> About {
+        if runs(tid) {
+            return About::Running;
+        }
+        match call_of(tid) {
+            Some(
+                libc::SYS_futex | libc::SYS_futex_waitv | libc::SYS_nanosleep | libc::SYS_clock_nanosleep
+                | libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fsync | libc::SYS_fdatasync,
+            ) => About::Elsewhere,
+            _ => About::Unknown,
+        }
+    }
+}
+
+/// The system call that a thread of this process is in.
+fn call_of(tid: u32) -> Option<libc::c_long> {
+    let mut path = crate::config::Text::<64>::EMPTY;
+    let _ = write!(path, "/proc/self/task/{tid}/syscall");
+    let text = TextFile::read(path.as_bytes_with_nul(), 4096).ok()?;
+    let number = text.bytes().split(|b| *b == b' ').next()?;
+    core::str::from_utf8(number).ok()?.parse().ok()
+}
+
 fn runs(tid: u32) -> bool {
     let mut path = crate::config::Text::<64>::EMPTY;
     let _ = write!(path, "/proc/self/task/{tid}/stat");
@@ -49,6 +83,7 @@ impl Bg {
 
     pub(super) fn question_suspects(&mut self, now: i64) {
         let mut lost = Vec::new();
+        let unseen = &mut self.unseen;
         self.suspects.retain_mut(|s| {
             if s.at > now {
                 return true;
@@ -67,8 +102,14 @@ impl Bg {
                     s.at = now + PATIENCE_NS;
                     return true;
                 }
-                if s.busy < BUSY_LOOKS && runs(c.sent_away.load(Relaxed)) {
+                let mut busy = || match About::of(c.sent_away.load(Relaxed)) {
                     // It thinks, or others have its processor.
+                    About::Running => true,
+                    // Another thread may wait for it, if only by a set of its own making.
+                    About::Elsewhere => !unseen.has(c),
+                    About::Unknown => false,
+                };
+                if s.busy < BUSY_LOOKS && busy() {
                     s.busy += 1;
                     s.at = now + PATIENCE_NS;
                     return true;

@@ -13,7 +13,9 @@ pub const CHECKS: &[Check] = &[
     ("wait-out-of-sight-epoll", |cx| out_of_sight(cx, hidden::epoll)),
     ("wait-out-of-sight-unasked", out_of_sight_unasked),
     ("wait-out-of-sight-to-send", out_of_sight_out),
-    ("thinks-between-looks", thinks),
+    ("thinks-between-looks", |cx| thinks(cx, computes)),
+    ("thinks-asleep-between-looks", |cx| thinks(cx, std::thread::sleep)),
+    ("thinks-for-a-thread-between-looks", |cx| thinks(cx, waits_for_a_thread)),
     ("oob-sent", oob_sent),
     ("oob-received", oob_received),
     ("zerocopy", zerocopy),
@@ -117,15 +119,13 @@ fn out_of_sight_out(cx: &mut Cx) -> Res {
 }
 
 /// A program that looks now and then, and computes meanwhile, waits nowhere.
-fn thinks(cx: &mut Cx) -> Res {
+/// Who is told `EAGAIN` and then does something else for a while keeps its ring: it computes, or sleeps where no socket wakes it.
+fn thinks(cx: &mut Cx, about: fn(Duration)) -> Res {
     sys::nonblock(cx.fd, true)?;
     let before = sys::tcp_bytes(cx.fd)?;
     for _ in 0..3 {
         same!(cx.grab(10), Err(EAGAIN), "recv of nothing");
-        let until = Instant::now() + Duration::from_millis(200);
-        while Instant::now() < until {
-            core::hint::spin_loop();
-        }
+        about(Duration::from_millis(200));
         cx.tell(Op::Send, 10, 0, 0)?;
         let got = loop {
             match cx.grab(10) {
@@ -140,6 +140,18 @@ fn thinks(cx: &mut Cx) -> Res {
     }
     sys::nonblock(cx.fd, false)?;
     cx.warm(6, 0)
+}
+
+fn computes(long: Duration) {
+    let until = Instant::now() + long;
+    while Instant::now() < until {
+        core::hint::spin_loop();
+    }
+}
+
+/// As for an interpreter's lock.
+fn waits_for_a_thread(long: Duration) {
+    let _ = std::thread::spawn(move || std::thread::sleep(long)).join();
 }
 
 fn oob_sent(cx: &mut Cx) -> Res {
