@@ -596,12 +596,10 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         }
         crate::io::unread(&mut b.rx) as c_int
     } else if req == libc::TIOCOUTQ {
-        let mut tx = c.lock_tx();
-        if tx.path() != TxPath::Ring {
-            return Outcome::Bypass;
+        match c.unacknowledged() {
+            Some(n) => n as c_int,
+            None => return Outcome::Bypass,
         }
-        let _ = tx.ring().refresh();
-        (tx.ring().produced - tx.ring().consumed) as c_int
     } else {
         return Outcome::Bypass;
     };

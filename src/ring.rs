@@ -143,7 +143,12 @@ impl TxRing {
     /// Whether so many bytes at a time fill more than half of it.
     #[inline]
     pub fn is_small_for(&self, len: usize) -> bool {
-        len as u64 > self.cap / 2
+        len as u64 > self.half()
+    }
+
+    /// Half of its size in bytes.
+    pub fn half(&self) -> u64 {
+        self.cap / 2
     }
 
     /// Whether [`TxRing::grow`] up to `max` bytes may succeed.

@@ -161,6 +161,28 @@ impl Conn {
         room
     }
 
+    /// What `SIOCOUTQ` says of a ring (`None`: it is not on one): the bytes that a peer's kernel would not have acknowledged.
+    ///
+    /// That acknowledges what its program has not read, as much as its buffer takes, which is 64 KiB at first; programs wait
+    /// for it to be all. Another host tells how far its program has read for each half of the ring, so less says nothing.
+    pub fn unacknowledged(&self) -> Option<u64> {
+        const WINDOW: u64 = 64 << 10;
+        self.flush();
+        let mut tx = self.lock_tx();
+        if tx.path() != TxPath::Ring {
+            return None;
+        }
+        let least = WINDOW.min(self.ring_limit() as u64 / 2);
+        let ring = tx.ring();
+        // A peer that breaks the protocol is for whoever sends to find out.
+        let _ = ring.refresh();
+        let unread = ring.produced - ring.consumed;
+        Some(match self.remote() {
+            Some(r) => r.unsent(self.slot.load(Relaxed)).max(unread.saturating_sub(least.max(ring.half()))),
+            None => unread.saturating_sub(least),
+        })
+    }
+
     /// `EPOLLERR` and `EPOLLHUP` as the kernel's socket has them. After the end of the TCP stream it alone knows what
     /// has become of bytes that were sent to a peer that is gone.
     pub fn kernel_hangup(&self) -> u32 {

@@ -78,7 +78,8 @@ impl Remote {
         live
     }
 
-    fn unsent(&self, slot: u32) -> u64 {
+    /// Bytes in the ring of our slot `slot` that are not given to the device yet.
+    pub fn unsent(&self, slot: u32) -> u64 {
         self.own(slot).produced.load(Relaxed).wrapping_sub(self.posted_to[slot as usize % SLOTS].load(Relaxed))
     }
 

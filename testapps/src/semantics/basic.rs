@@ -11,6 +11,7 @@ use std::time::Instant;
 pub const CHECKS: &[Check] = &[
     ("fionread", fionread),
     ("siocoutq", siocoutq),
+    ("siocoutq-unread", siocoutq_unread),
     ("peek", peek),
     ("peek-waitall", peek_waitall),
     ("trunc", trunc),
@@ -65,13 +66,27 @@ fn siocoutq(cx: &mut Cx) -> Res {
     let q = sys::siocoutq(cx.fd)?;
     ensure!(q > 0 && q <= n, "SIOCOUTQ {q} of {n} bytes that nobody reads");
     cx.tell(Op::Recv, n as u64, 0, 0)?;
+    until_all_is_acknowledged(cx)
+}
+
+fn until_all_is_acknowledged(cx: &Cx) -> Res {
     for _ in 0..1000 {
         if sys::siocoutq(cx.fd)? == 0 {
             return Ok(());
         }
         util::pause_ms(1);
     }
-    ensure!(false, "SIOCOUTQ {} when all was read", sys::siocoutq(cx.fd)?);
+    ensure!(false, "SIOCOUTQ {} at the end", sys::siocoutq(cx.fd)?);
+    Ok(())
+}
+
+/// The kernel acknowledges what has come, whether or not the program reads it: some wait for that before they go on.
+fn siocoutq_unread(cx: &mut Cx) -> Res {
+    for n in [1, 100, 3000, 20_000] {
+        cx.send(n)?;
+        until_all_is_acknowledged(cx)?;
+    }
+    cx.tell(Op::Recv, 23_101, 0, 0)?;
     Ok(())
 }
 

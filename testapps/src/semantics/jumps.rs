@@ -143,7 +143,7 @@ fn sends(cx: &mut Cx) -> Res {
         Ok((TcpStream::connect(l.local_addr()?)?, l.accept()?.0))
     };
     let (ours, theirs) = pair().map_err(|e| Why(e.to_string()))?;
-    let fd = ours.as_raw_fd();
+    let (fd, peer) = (ours.as_raw_fd(), theirs.as_raw_fd());
     // SAFETY: all-zero is an empty mask, and the calls write and read just that.
     let reader = unsafe {
         let mut alarm: libc::sigset_t = std::mem::zeroed();
@@ -177,12 +177,9 @@ fn sends(cx: &mut Cx) -> Res {
         unsafe { rs_app_leavable(PLACE.0.get().cast(), call, fd) };
         alarm_in(0);
         let begun = Instant::now();
-        while sys::siocoutq(fd)? > 0 {
-            ensure!(
-                begun.elapsed() < Duration::from_secs(2),
-                "the peer sleeps, with {} bytes to read",
-                sys::siocoutq(fd)?
-            );
+        let unread = || Ok::<_, i32>(sys::siocoutq(fd)? + sys::fionread(peer)?);
+        while unread()? > 0 {
+            ensure!(begun.elapsed() < Duration::from_secs(2), "the peer sleeps, with {} bytes to read", unread()?);
             std::thread::sleep(Duration::from_micros(200));
         }
     }
