@@ -15,7 +15,7 @@ use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
-use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, rules, table, visit};
+use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, remains, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -548,6 +548,10 @@ impl Bg {
         self.stay(conn);
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
+        if conn.bequeathed.load(SeqCst) && conn.has_ended(END_EOF) && !remains::settle(&mut conn.lock_both()) {
+            // Whoever waits for that waits no longer.
+            conn.bequeathed.store(false, SeqCst);
+        }
         let plain = conn.lock_both().sw().is_plain();
         if plain {
             self.unmanage(conn, Why::Returned);

@@ -115,6 +115,8 @@ pub struct Conn {
     pub suspected: AtomicBool,
     /// A send found the ring full.
     pub nospace: AtomicBool,
+    /// Somebody else is to have its socket: what is left of it is to go there (`remains.rs`).
+    pub bequeathed: AtomicBool,
     /// `TCP_CORK`.
     pub corked: AtomicBool,
     /// Bytes in the ring of which the peer was not told; see `io/held.rs`.
@@ -247,6 +249,7 @@ impl Conn {
             &mut self.nospace,
             &mut self.out_of_sight,
             &mut self.suspected,
+            &mut self.bequeathed,
             &mut self.corked,
             &mut self.held_watched,
             &mut self.late,

@@ -140,7 +140,7 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
         // SAFETY: a query.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
         let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
-        if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && rv::ends(fd).is_some() {
+        if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && (rv::ends(fd).is_some() || sys::is_tcp_closed(fd)) {
             ask_ancestors(fd);
         }
     });

@@ -25,6 +25,7 @@ pub mod poll;
 pub mod process;
 pub mod provider;
 pub mod pump;
+pub mod remains;
 pub mod remote;
 pub mod rendezvous;
 pub mod report;

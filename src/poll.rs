@@ -275,10 +275,14 @@ impl Call<'_> {
     /// Copies the kernel's answers; returns how many fds have something.
     fn theirs(&mut self) -> usize {
         let mut n = 0;
-        for (p, k) in self.fds.iter_mut().zip(self.copy.iter()) {
+        for ((p, k), c) in self.fds.iter_mut().zip(self.copy.iter()).zip(self.conns.iter()) {
             if k.fd >= 0 || p.fd < 0 {
                 p.revents = if p.fd < 0 { 0 } else { k.revents };
                 n += (p.revents != 0) as usize;
+                if p.events & OUT != 0 && p.revents == 0 {
+                    // Room is news then, also to who waits for edges of it on a ring; see `edges`.
+                    c.filter(|c| c.phase() == Phase::Raw).into_iter().for_each(|c| _ = c.fulls.fetch_add(1, SeqCst));
+                }
             }
         }
         n

@@ -396,6 +396,9 @@ pub fn exec_prepare() {
             if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
                 await_home(c, until);
                 visit::await_rest(c, until);
+                if !close_on_exec(c) {
+                    hand_over(c, until);
+                }
             }
         });
     }
@@ -439,6 +442,7 @@ pub fn spawn_prepare() -> bool {
                 await_home(c, until);
                 visit::await_rest(c, until);
                 leave_to_kernel(c);
+                hand_over(c, until);
             }
         }
     });
@@ -555,10 +559,10 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
         leave_to_kernel(c);
         let over = has_no_way_home(c);
         // The background thread makes it the kernel's again.
-        while c.phase() == Phase::Managed && !over && now_ns() < until {
-            c.ask(ask::PUMP);
-            // SAFETY: no preconditions.
-            let _ = unsafe { sys!(libc::SYS_sched_yield) };
+        if !over {
+            await_kernels(c, || true, until);
+        } else if matches!(why, Why::Shared | Why::Forked | Why::Libc) {
+            hand_over(c, until);
         }
         {
             // It may have come home long before we looked.
@@ -583,6 +587,23 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             }
         }
         c.why(why);
+    }
+}
+
+/// Waits for the background thread to make it the kernel's, as long as `may`.
+fn await_kernels(c: &'static Conn, may: impl Fn() -> bool, until: i64) {
+    while c.phase() == Phase::Managed && may() && now_ns() < until {
+        c.ask(ask::PUMP);
+        // SAFETY: no preconditions.
+        let _ = unsafe { sys!(libc::SYS_sched_yield) };
+    }
+}
+
+/// Somebody else gets its socket: if it has ended, what is left of it is in there then (`remains.rs`).
+fn hand_over(c: &'static Conn, until: i64) {
+    if has_no_way_home(c) {
+        c.bequeathed.store(true, SeqCst);
+        await_kernels(c, || c.bequeathed.load(SeqCst), until);
     }
 }
 

@@ -44,6 +44,7 @@ impl Bg {
                 conn.holders.add(pid);
             }
             if conn.phase() == Phase::Managed {
+                conn.bequeathed.store(true, SeqCst);
                 pump::hurry(&mut b);
             }
         }

@@ -42,8 +42,14 @@ impl About {
         }
         match call_of(tid) {
             Some(
-                libc::SYS_futex | libc::SYS_futex_waitv | libc::SYS_nanosleep | libc::SYS_clock_nanosleep
-                | libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fsync | libc::SYS_fdatasync,
+                libc::SYS_futex
+                | libc::SYS_futex_waitv
+                | libc::SYS_nanosleep
+                | libc::SYS_clock_nanosleep
+                | libc::SYS_wait4
+                | libc::SYS_waitid
+                | libc::SYS_fsync
+                | libc::SYS_fdatasync,
             ) => About::Elsewhere,
             _ => About::Unknown,
         }

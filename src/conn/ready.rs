@@ -143,7 +143,14 @@ impl Conn {
             }
             TxPath::Tcp if tx.pending() => false,
             TxPath::Tcp if self.is_refused() && (tx.has_resumed() || self.awaits_fin()) => false,
-            TxPath::Tcp => sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0,
+            TxPath::Tcp => {
+                let room = sys::poll_now(self.local().fd.load(Relaxed), libc::POLLOUT) != 0;
+                if !room {
+                    // The kernel's edge may come when this is a ring again.
+                    self.fulls.fetch_add(1, SeqCst);
+                }
+                room
+            }
             _ => false,
         }
     }

@@ -24,7 +24,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Waits until the connection has failed.
-fn until_reset(cx: &Cx) -> Res {
+pub(super) fn until_reset(cx: &Cx) -> Res {
     for _ in 0..2000 {
         if sys::poll1(cx.fd, POLLIN, 0)? & (POLLERR | POLLHUP) == POLLERR | POLLHUP {
             return Ok(());

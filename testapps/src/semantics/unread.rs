@@ -1,11 +1,13 @@
 //! A connection that leaves TCP while both programs leave bytes unread, and then goes to somebody who knows nothing of
 //! that.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res};
 use super::images::{read_all, start, How, NUMBER, STATIC};
+use super::partial::until_reset;
 use super::procs::bye;
 use super::Check;
 use crate::{ensure, more, same, sys, util};
+use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT};
 use std::time::{Duration, Instant};
 
 /// The checks of this file.
@@ -15,8 +17,15 @@ pub const CHECKS: &[Check] = &[
     ("unread-image-spawn", |cx| image(cx, How::Spawn, 3000)),
     // More than 64 KiB, but not more than every kernel takes unread: of 100,000 bytes some keep the last ones at the sender.
     ("unread-image-much", |cx| image(cx, How::Fork, 80_000)),
+    ("unread-image-the-rest", |cx| image_the_rest(cx, How::Fork)),
+    ("unread-image-the-rest-vfork", |cx| image_the_rest(cx, How::Vfork)),
+    ("unread-image-the-rest-spawn", |cx| image_the_rest(cx, How::Spawn)),
     ("unread-pass", pass),
     ("unread-pass-the-rest", pass_the_rest),
+    ("unread-pass-a-reset", |cx| pass_a_reset(cx, Told::ByRecv)),
+    ("unread-pass-a-reset-send", |cx| pass_a_reset(cx, Told::BySend)),
+    ("unread-pass-a-reset-error", |cx| pass_a_reset(cx, Told::ByOption)),
+    ("unread-pass-a-reset-told", |cx| pass_a_reset(cx, Told::Before)),
     ("unread-splice-out", splice_out),
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
@@ -74,6 +83,27 @@ fn image(cx: &mut Cx, how: How, n: usize) -> Res {
     Ok(())
 }
 
+/// The peer has closed; what it sent is whole for a program that knows nothing of rings.
+fn image_the_rest(cx: &mut Cx, how: How) -> Res {
+    if !std::path::Path::new(STATIC[0]).exists() {
+        return untried(&format!("no {}", STATIC[0]));
+    }
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    sys::dup2(cx.fd, NUMBER)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let began = Instant::now();
+    let pid = start(how, &[STATIC[0], STATIC[1], STATIC[2], "cat <&57"], wr)?;
+    sys::close(wr)?;
+    let b = read_all(rd)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    quick(began)?;
+    same!(b.len(), 5000, "bytes that the program read");
+    cx.take(&b)
+}
+
 fn pass(cx: &mut Cx) -> Res {
     unread(cx, 3000)?;
     let (a, b) = sys::socketpair()?;
@@ -85,25 +115,63 @@ fn pass(cx: &mut Cx) -> Res {
     rest(cx)
 }
 
-/// The peer has closed; what it sent is whole, or the connection failed.
-fn pass_the_rest(cx: &mut Cx) -> Res {
-    cx.tell(Op::Send, 5000, 0, 0)?;
-    cx.tell(Op::Close, 0, 0, 0)?;
-    cx.arrive(5000)?;
+/// The fd is passed, and comes back as another number.
+fn pass_it(cx: &mut Cx) -> Res {
     let (a, b) = sys::socketpair()?;
     more::send_fd(a, cx.fd)?;
     sys::close(cx.fd)?;
     cx.fd = more::recv_fd(b)?;
-    match read_all(cx.fd) {
-        Ok(b) => {
-            same!(b.len(), 5000, "bytes before the end of the stream");
-            cx.take(&b)
-        }
-        Err(Why(w)) => {
-            ensure!(w.contains("reset"), "reading the rest: {w}");
-            Ok(())
-        }
+    Ok(())
+}
+
+/// The peer has closed; what it sent is whole.
+fn pass_the_rest(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    pass_it(cx)?;
+    let b = read_all(cx.fd)?;
+    same!(b.len(), 5000, "bytes before the end of the stream");
+    cx.take(&b)
+}
+
+/// By what the program hears of a reset.
+#[derive(Clone, Copy, PartialEq)]
+enum Told {
+    ByRecv,
+    BySend,
+    ByOption,
+    /// By a send, before it passes the fd.
+    Before,
+}
+
+/// The peer has reset it; what had come before that, and the error, go with the fd.
+fn pass_a_reset(cx: &mut Cx, told: Told) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.arrive(5000)?;
+    cx.tell(Op::Linger, 0, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until_reset(cx)?;
+    let send = |cx: &Cx| sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL);
+    if told == Told::Before {
+        same!(send(cx), Err(ECONNRESET), "a send");
     }
+    pass_it(cx)?;
+    let error = if told == Told::Before { 0 } else { POLLERR };
+    same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, POLLIN | POLLOUT | POLLHUP | error, "poll of what was passed");
+    match told {
+        Told::BySend => same!(send(cx), Err(ECONNRESET), "a send"),
+        Told::ByOption => same!(sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR)?, ECONNRESET, "SO_ERROR"),
+        _ => {}
+    }
+    cx.recv(2000)?;
+    cx.recv(3000)?;
+    if told == Told::ByRecv {
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Err(ECONNRESET), "recv after the bytes");
+    }
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    same!(send(cx), Err(EPIPE), "a send then");
+    Ok(())
 }
 
 fn splice_out(cx: &mut Cx) -> Res {

@@ -1,0 +1,214 @@
+//! What is left of a connection whose peer is gone, for whoever gets its socket.
+//!
+//! Bytes that nobody has read lie in a ring, and how it has failed is in our record: of neither does the kernel's socket
+//! know, which may go to a process that has no library. So the socket is connected anew, to one of the library's own on this
+//! host: that sends the bytes, and ends as the peer has ended. The file stays the same, with its flags and its places in
+//! epoll sets; of the names of its ends the kernel has none after a reset but its own, and that one changes.
+
+use crate::conn::{Both, Phase, END_EOF, END_FAILED, END_RESET};
+use crate::log::{log, Level};
+use crate::switch::{RxPath, Switch};
+use crate::sys::{self, sys, SysResult};
+use crate::{desk, poll, pump};
+use core::sync::atomic::Ordering::*;
+use libc::{c_int, sockaddr_in, sockaddr_in6, socklen_t};
+
+/// How long each step of it may take, all within this host.
+const PATIENCE_NS: i64 = 1_000_000_000;
+/// Strangers that may connect before our own socket does.
+const STRANGERS: usize = 8;
+
+/// How the stream ends behind its last byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Proper,
+    /// With an error that is still to be told.
+    Failed(c_int),
+    /// With one that was.
+    Told,
+}
+
+/// Puts it into the kernel's socket, so that the connection can become the kernel's. False: it is as it was, or there is
+/// nothing of it. Only for the background thread.
+pub fn settle(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    let fd = conn.local().fd.load(Relaxed);
+    if conn.phase() != Phase::Managed || fd < 0 || !conn.has_ended(END_EOF) {
+        return false;
+    }
+    let waiting = b.rx.ring().waiting() as usize;
+    let end = match (conn.has_ended(END_RESET), conn.has_ended(END_FAILED)) {
+        (true, _) => End::Failed(conn.err.load(Relaxed)),
+        (_, true) => End::Told,
+        _ if waiting > 0 => End::Proper,
+        _ => return false,
+    };
+    let in_tcp =
+        || !matches!(b.rx.path(), RxPath::Ring | RxPath::RingFinal) && sys::ioctl_int(fd, libc::FIONREAD) != Ok(0);
+    if in_tcp() || !b.rx.ring().kept.is_empty() {
+        return false;
+    }
+    let mut bytes = vec![0u8; waiting];
+    // SAFETY: as many are writable.
+    let got = unsafe { b.rx.ring().peek(0, bytes.as_mut_ptr(), waiting) };
+    if got != Ok(waiting) {
+        return false;
+    }
+    let Some(listener) = Listener::new(fd) else { return false };
+    pump::disconnect(conn);
+    // From here on there is no way back; what goes wrong looks like a reset.
+    let _ = listener.connect(fd).map(|()| listener.play(fd, &bytes, end));
+    if end == End::Told {
+        let _ = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    }
+    log(
+        Level::Debug,
+        format_args!("a connection whose peer is gone is the kernel's, with {waiting} bytes of its ring"),
+    );
+    conn.err.store(0, Release);
+    conn.lost.store(0, Release);
+    conn.end.fetch_and(!END_RESET, AcqRel);
+    *b.sw() = Switch::new();
+    true
+}
+
+/// Where the socket is to connect to: in the clerk's table, so that the program sees no fd come and go.
+struct Listener {
+    fd: c_int,
+    port: u16,
+    v6: bool,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        desk::run(|| sys::close(self.fd));
+    }
+}
+
+/// An address of this host's loopback, as a socket of that family takes it.
+fn loopback(v6: bool, mapped: bool, port: u16) -> (sockaddr_in6, socklen_t) {
+    // SAFETY: all-zero is a valid address of either family.
+    let mut a: sockaddr_in6 = unsafe { core::mem::zeroed() };
+    if !v6 {
+        let v4 = sockaddr_in {
+            sin_family: libc::AF_INET as u16,
+            sin_port: port.to_be(),
+            sin_addr: libc::in_addr { s_addr: u32::from(core::net::Ipv4Addr::LOCALHOST).to_be() },
+            sin_zero: [0; 8],
+        };
+        // SAFETY: the larger one has room for the smaller.
+        unsafe { (&raw mut a).cast::<sockaddr_in>().write(v4) };
+        return (a, size_of::<sockaddr_in>() as socklen_t);
+    }
+    a.sin6_family = libc::AF_INET6 as u16;
+    a.sin6_port = port.to_be();
+    let localhost = core::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+    a.sin6_addr.s6_addr = if mapped { localhost } else { core::net::Ipv6Addr::LOCALHOST }.octets();
+    (a, size_of::<sockaddr_in6>() as socklen_t)
+}
+
+/// The port of a socket's own end.
+fn port_of(fd: c_int) -> Option<u16> {
+    // SAFETY: all-zero is a valid address.
+    let mut a: sockaddr_in6 = unsafe { core::mem::zeroed() };
+    let mut len = size_of_val(&a) as socklen_t;
+    // SAFETY: both are writable. The port stands at the same place in either family.
+    unsafe { sys!(libc::SYS_getsockname, fd, &mut a, &mut len) }.ok()?;
+    Some(u16::from_be(a.sin6_port))
+}
+
+impl Listener {
+    /// For the connection that `fd` still is.
+    fn new(fd: c_int) -> Option<Listener> {
+        let v6 = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Ok(libc::AF_INET6);
+        let mapped = v6 && sys::sockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(0);
+        let family = if v6 && !mapped { libc::AF_INET6 } else { libc::AF_INET };
+        let (a, len) = loopback(family == libc::AF_INET6, false, 0);
+        let made = desk::run(|| {
+            let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            // SAFETY: the address is readable for its length.
+            unsafe {
+                let fd = sys!(libc::SYS_socket, family, kind, 0).ok()? as c_int;
+                let listens = sys!(libc::SYS_bind, fd, &a, len).and_then(|_| sys!(libc::SYS_listen, fd, STRANGERS));
+                let port = listens.ok().and_then(|_| port_of(fd));
+                if port.is_none() {
+                    sys::close(fd);
+                }
+                Some((fd, port?))
+            }
+        });
+        made.map(|(fd, port)| Listener { fd, port, v6 })
+    }
+
+    /// Connects the program's socket `fd` with it.
+    fn connect(&self, fd: c_int) -> SysResult<()> {
+        let mapped = self.v6 && sys::sockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(0);
+        let (a, len) = loopback(self.v6, mapped, self.port);
+        // SAFETY: the address is readable for its length.
+        let connect = || unsafe { sys!(libc::SYS_connect, fd, &a, len) };
+        match connect() {
+            Err(libc::EINPROGRESS | libc::EINTR) => {
+                poll::wait_one(fd, libc::POLLOUT, PATIENCE_NS)?;
+                match connect() {
+                    Ok(_) | Err(libc::EISCONN) => Ok(()),
+                    Err(e) => Err(e),
+                }
+            }
+            r => r.map(|_| ()),
+        }
+    }
+
+    /// The other end: sends `bytes` to `fd`, and ends.
+    fn play(&self, fd: c_int, bytes: &[u8], end: End) -> Option<()> {
+        let port = port_of(fd)?;
+        desk::run(|| {
+            let other = self.accept(port)?;
+            let mut sent = 0;
+            while sent < bytes.len() {
+                // SAFETY: the rest is readable.
+                let r =
+                    unsafe { sys::send(other, bytes[sent..].as_ptr().cast(), bytes.len() - sent, libc::MSG_NOSIGNAL) };
+                match r {
+                    Ok(n) => sent += n,
+                    Err(libc::EINTR) => {}
+                    // More than a peer can have had under way: the rest went with it.
+                    Err(_) => break,
+                }
+            }
+            if end != End::Proper || sent < bytes.len() {
+                if end == End::Failed(libc::EPIPE) {
+                    // SAFETY: plain numbers.
+                    let _ = unsafe { sys!(libc::SYS_shutdown, other, libc::SHUT_WR) };
+                }
+                let abort = libc::linger { l_onoff: 1, l_linger: 0 };
+                let len = size_of_val(&abort);
+                // SAFETY: the option is readable for its length.
+                let _ = unsafe { sys!(libc::SYS_setsockopt, other, libc::SOL_SOCKET, libc::SO_LINGER, &abort, len) };
+            }
+            sys::close(other);
+            Some(())
+        })?;
+        if end != End::Proper {
+            let _ = poll::wait_one(fd, libc::POLLHUP, PATIENCE_NS);
+        }
+        Some(())
+    }
+
+    /// Whoever has connected from `port`.
+    fn accept(&self, port: u16) -> Option<c_int> {
+        for _ in 0..STRANGERS {
+            poll::wait_one(self.fd, libc::POLLIN, PATIENCE_NS).ok().filter(|n| *n > 0)?;
+            // SAFETY: all-zero is a valid address.
+            let mut a: sockaddr_in6 = unsafe { core::mem::zeroed() };
+            let mut len = size_of_val(&a) as socklen_t;
+            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            // SAFETY: the address and its length are writable.
+            let other = unsafe { sys!(libc::SYS_accept4, self.fd, &mut a, &mut len, flags) }.ok()? as c_int;
+            if u16::from_be(a.sin6_port) == port {
+                return Some(other);
+            }
+            sys::close(other);
+        }
+        None
+    }
+}
