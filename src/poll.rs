@@ -110,7 +110,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1 + remote::GUARDED];
         let mut conns = vec![None; n];
         drop(critical);
-        let o = Call { fds, copy: &mut copy, conns: &mut conns, since }.run(timeout_ns, mask);
+        let o = Call { fds, copy: &mut copy, conns: &mut conns, since, upgrades: 0 }.run(timeout_ns, mask);
         let _critical = Critical::new();
         drop((copy, conns));
         o
@@ -131,7 +131,8 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     let n = fds.len();
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
     let mut conns = [None; N];
-    Call { fds, copy: &mut copy[..n + 1 + remote::GUARDED], conns: &mut conns[..n], since }.run(timeout_ns, mask)
+    let copy = &mut copy[..n + 1 + remote::GUARDED];
+    Call { fds, copy, conns: &mut conns[..n], since, upgrades: 0 }.run(timeout_ns, mask)
 }
 
 /// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
@@ -147,6 +148,8 @@ struct Call<'a> {
     /// The connections of ours, by position.
     conns: &'a mut [Option<&'static Conn>],
     since: Since,
+    /// How often those that the kernel is asked about had moved when that was decided, all together.
+    upgrades: u32,
 }
 
 /// Whether a connection that the thread holds open is still there, perhaps without the number.
@@ -176,6 +179,7 @@ impl Call<'_> {
         }
         let holds = pins::is_held();
         let mut managed = false;
+        self.upgrades = 0;
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = loop {
@@ -186,8 +190,13 @@ impl Call<'_> {
                     c => break c.filter(|c| live(c)),
                 }
             };
+            // Before its phase: what moves after that is counted later.
+            let upgrades = c.map_or(0, |c| c.upgrade_no.load(SeqCst));
             let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
+            if !hidden {
+                self.upgrades = self.upgrades.wrapping_add(upgrades);
+            }
             self.conns[i] = c;
             let fd = match c {
                 // A negative fd is passed over; our own answer stands instead.
@@ -227,6 +236,13 @@ impl Call<'_> {
         all.filter_map(|((c, p), k)| c.filter(|_| k.fd >= 0).map(|c| (p, c))).any(|(p, c)| !same(p, c))
     }
 
+    /// Whether one that is not hidden has begun to move since it was looked at, and has perhaps returned already: then the
+    /// kernel may have taken a mark or a frame for the program's bytes. Nobody sends one before it is counted.
+    fn has_moved(&self) -> bool {
+        let shown = self.conns.iter().zip(self.copy.iter()).filter_map(|(c, k)| c.filter(|_| k.fd >= 0));
+        shown.fold(0u32, |n, c| n.wrapping_add(c.upgrade_no.load(SeqCst))) != self.upgrades
+    }
+
     /// What the kernel is asked by who does not sleep.
     fn asked(&mut self) -> &mut [pollfd] {
         &mut self.copy[..self.fds.len()]
@@ -256,6 +272,7 @@ impl Call<'_> {
 
     /// Asks the kernel without waiting.
     fn look_kernel(&mut self) -> SysResult {
+        chaos::stumble();
         kernel(self.asked(), 0, core::ptr::null(), None)?;
         Ok(self.without_idle())
     }
@@ -332,6 +349,9 @@ impl Call<'_> {
                 if let Err(e) = self.look_kernel() {
                     return Outcome::Fail(e);
                 }
+                if self.has_moved() {
+                    continue;
+                }
                 let n = self.theirs() + self.ours();
                 if have || n > 0 {
                     return done(n);
@@ -356,6 +376,9 @@ impl Call<'_> {
                 if self.ours() > 0 || kernel_has || left() == 0 {
                     if let Err(e) = self.look_kernel() {
                         return Outcome::Fail(e);
+                    }
+                    if self.has_moved() {
+                        continue;
                     }
                     let n = self.theirs();
                     let n = n + self.ours();
@@ -405,7 +428,8 @@ impl Call<'_> {
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
         let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
-        let again = managed();
+        chaos::stumble();
+        let again = managed() || self.has_moved();
         end();
         let got = r?;
         if again {

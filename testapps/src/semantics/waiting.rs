@@ -16,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     ("poll-as-many-as-may-be-open", poll_limit),
     ("poll-of-the-end-alone", poll_end),
     ("poll-while-another-moves", poll_moves),
+    ("poll-means-bytes-while-it-moves", poll_means_bytes),
     ("poll-timeout", poll_timeout),
     ("poll-with-pipe", poll_with_pipe),
     ("poll-out-after-drain", poll_out),
@@ -185,6 +186,43 @@ fn poll_moves(cx: &mut Cx) -> Res {
 }
 
 const MOVES: u32 = 10;
+
+/// What `poll` reports of connections that come and go between TCP and rings is the program's bytes and not the library's: a
+/// receive finds them.
+fn poll_means_bytes(_: &mut Cx) -> Res {
+    let (l, port) = sys::listen(0, 8)?;
+    let echo = move |fd: RawFd| -> sys::R<()> {
+        let mut b = [0; 16];
+        while sys::read_exact(fd, &mut b).is_ok() {
+            util::pause_ms(1);
+            sys::write_all(fd, &b)?;
+        }
+        sys::close(fd)
+    };
+    let mut threads = Vec::new();
+    let mut fds = [0; 3];
+    for fd in &mut fds {
+        *fd = sys::connect(port)?;
+        let theirs = sys::accept(l, 0)?;
+        threads.push(std::thread::spawn(move || echo(theirs)));
+        sys::write_all(*fd, &[0; 16])?;
+    }
+    let end = Instant::now() + std::time::Duration::from_secs(3);
+    while Instant::now() < end {
+        let mut p = fds.map(|fd| libc::pollfd { fd, events: POLLIN, revents: 0 });
+        sys::poll(&mut p, 0)?;
+        for p in p.iter().filter(|p| p.revents != 0) {
+            let mut b = [0; 16];
+            same!(sys::recv(p.fd, &mut b, libc::MSG_DONTWAIT), Ok(16), "bytes that poll has told of");
+            sys::write_all(p.fd, &[1; 16])?;
+        }
+    }
+    for fd in fds {
+        sys::close(fd)?;
+    }
+    ensure!(threads.into_iter().all(|t| t.join().is_ok()), "the other ends");
+    Ok(())
+}
 
 /// The process has one processor from now on, and the calling thread runs when no other wants to.
 fn last_to_run() -> Res {
