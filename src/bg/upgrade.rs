@@ -419,6 +419,7 @@ impl Bg {
         conn.confirmed.store(false, Relaxed);
         conn.nospace.store(false, Relaxed);
         conn.late.store(false, Relaxed);
+        conn.bequeathed.store(false, SeqCst);
         let sw = b.sw();
         conn.publish_paths(sw);
         s.link.store(0, Relaxed);
