@@ -296,7 +296,7 @@ impl Call<'_> {
             if k.fd >= 0 || p.fd < 0 {
                 p.revents = if p.fd < 0 { 0 } else { k.revents };
                 n += (p.revents != 0) as usize;
-                if p.events & OUT != 0 && p.revents == 0 {
+                if p.fd >= 0 && p.events & OUT != 0 && p.revents & OUT == 0 {
                     // Room is news then, also to who waits for edges of it on a ring; see `edges`.
                     c.filter(|c| c.phase() == Phase::Raw).into_iter().for_each(|c| _ = c.fulls.fetch_add(1, SeqCst));
                 }

@@ -45,7 +45,7 @@ pub fn settle(b: &mut Both) -> bool {
     };
     let in_tcp =
         || !matches!(b.rx.path(), RxPath::Ring | RxPath::RingFinal) && sys::ioctl_int(fd, libc::FIONREAD) != Ok(0);
-    if in_tcp() || !b.rx.ring().kept.is_empty() {
+    if in_tcp() || b.rx.ring().only_kept || !b.rx.ring().kept.is_empty() {
         return false;
     }
     let mut bytes = vec![0u8; waiting];

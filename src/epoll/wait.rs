@@ -248,11 +248,18 @@ impl Set {
     }
 
     pub(super) fn arm(&self, conn: &Conn, mask: u32) {
-        let mut bits = WANT_RX;
-        if mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(Relaxed) {
-            bits |= WANT_TX;
+        let bits = || match mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(SeqCst) {
+            true => WANT_RX | WANT_TX,
+            false => WANT_RX,
+        };
+        let bell = conn.bell_for(self.bell.load(Relaxed));
+        let first = bits();
+        conn.arm(first, bell);
+        // Another thread may have found no room meanwhile, and asked for it: this wish has replaced that one then.
+        let now = bits();
+        if now != first {
+            conn.arm(now, bell);
         }
-        conn.arm(bits, conn.bell_for(self.bell.load(Relaxed)));
     }
 
     #[inline]
