@@ -27,7 +27,11 @@ impl World {
         }
         self.faults.lied = true;
         self.faults.liar[1 - e] = true;
-        self.faults.gave_wrong[1 - e] |= r % 7 == 6;
+        match Frame::decode(&bytes) {
+            Some(Frame::Back { .. }) => self.faults.gave_wrong[1 - e] = true,
+            Some(Frame::Return { .. }) => self.faults.returned[1 - e] = true,
+            _ => {}
+        }
         let q = &mut self.pipes[1 - e].q;
         if q.len() >= FRAME_LEN && r & 0x20_0000 != 0 {
             q.drain(..FRAME_LEN);

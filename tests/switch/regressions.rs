@@ -130,3 +130,31 @@ fn end_behind_what_was_read_ahead() {
         w.finish(false).unwrap();
     }
 }
+
+/// An end that says `Return` before it gives back what it read ahead has thrown those bytes away: its own affair, and
+/// the check of the other end's bytes goes on.
+#[test]
+fn a_return_before_what_was_to_be_given_back() {
+    let mut w = world(b"", b"rs");
+    play(
+        &mut w,
+        &[
+            Action::Propose,
+            Action::Msg(A),
+            Action::Msg(B),
+            Action::Msg(A),
+            Action::Mark(A),
+            Action::Flush(A, 5),
+            Action::Write(B, 1),
+            Action::Flush(A, 27),
+            Action::Read(B, 0),
+            Action::Mark(B),
+            Action::Lie(B, 2464518060),
+            Action::Lie(B, 1410046723),
+            Action::Hurry(A),
+            Action::Write(B, 0),
+        ],
+    );
+    w.finish(true).unwrap();
+    assert!(w.faults.gave_wrong[A] && w.ends[B].read > 0);
+}

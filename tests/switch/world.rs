@@ -136,8 +136,10 @@ pub struct Faults {
     pub lied: bool,
     /// Who lied: what comes from there is its own affair.
     pub liar: [bool; 2],
-    /// Who gave back what it had not got: what it gets is its own affair, too.
+    /// Who gave back what it had not got, or only after its `Return`: what it gets is its own affair, too.
     pub gave_wrong: [bool; 2],
+    /// Who said `Return` before its time.
+    pub returned: [bool; 2],
     /// A gave up waiting for the mark of a broken handshake and closed its stream.
     pub timed_out: bool,
 }
@@ -650,6 +652,7 @@ impl World {
             }
         }
         let end = &self.ends[e];
+        self.faults.gave_wrong[e] |= self.faults.returned[e] && !end.sw.giving().is_empty();
         ensure!(end.sw.tx() != TxPath::Ring || self.rings[e].begun, "end {e}: a mark that nobody was told of");
         // Rule: the peer may not ask for bytes that it has already given back.
         let replay = end.sw.replay();
