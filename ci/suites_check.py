@@ -39,8 +39,8 @@ SUITES = {
     "postgres": postgres.prepare,
 }
 
-# Run by name only: they take ten minutes and more, Redis' and memcached's have time limits of their own that the chaos
-# variant does not keep, and Mosquitto's variants meet in /tmp.
+# Run by name only: they take ten minutes and more, and Redis' and memcached's have time limits of their own that the
+# chaos variant does not keep.
 BY_NAME = {
     "jdk": jdk.prepare,
     "memcached": memcached.prepare,

@@ -29,9 +29,13 @@ NOT_EVENT += ["ssl/bufferevent_socketpair_startopen_dirty_shutdown"]
 def uv_unit(exe, source, names, number):
     def run_it(place):
         results = {}
+        # They make folders and files of fixed names where they are.
+        work = os.path.join(place.folder, f"part-{number}")
+        os.makedirs(work)
+        os.symlink(os.path.join(source, "test"), os.path.join(work, "test"))
         for name in names:
             log = f"{number}-{name}.log"
-            status, text = place.command([exe, name], log, 60, cwd=source, env={"UV_RUN_AS_ROOT": "1"})
+            status, text = place.command([exe, name], log, 60, cwd=work, env={"UV_RUN_AS_ROOT": "1"})
             good = status == 0 and re.search(r"^ok ", text, re.MULTILINE)
             results[name] = SKIP if "# SKIP" in text else PASS if good else FAIL
         return results

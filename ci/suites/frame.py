@@ -2,8 +2,8 @@
 
 A suite is a list of units, each a function that runs some of the suite's
 tests in an environment and gives their results. All units of all variants
-are independent; each runs in a network namespace of its own where that can
-be had (root), so that fixed ports do not meet."""
+are independent; each command runs with a network and a /tmp of its own where
+that can be had (root), so that fixed ports and fixed names do not meet."""
 
 import glob
 import json
@@ -25,6 +25,27 @@ VARIANTS = {
     "rings": {"RINGSOCK_UPGRADE_AFTER": "0", "RINGSOCK_UPGRADE_BYTES": "0"},
     "chaos": {"RINGSOCK_CHAOS": "{seed}"},
 }
+
+
+# Runs "$@" with a loopback and an empty /tmp that nobody else has: first the folder where that is made, then what stays
+# visible below /tmp, then "--". All of it goes with the last process.
+APART = """
+set -e
+ip link set lo up
+new=$1
+shift
+mount -t tmpfs -o mode=1777 apart "$new"
+while [ "$1" != -- ]; do
+    mkdir -p "$new${1#/tmp}"
+    mount --bind "$1" "$new${1#/tmp}"
+    shift
+done
+shift
+mount --move "$new" /tmp
+# A relative path begins where it is now.
+cd "$PWD"
+exec "$@"
+"""
 
 
 class Unavailable(Exception):
@@ -114,6 +135,15 @@ def debian_source(package):
     return there[0]
 
 
+def below_tmp(*paths):
+    """The folders of these that lie below /tmp, without those that lie below another."""
+    out = []
+    for path in sorted({os.path.realpath(p) for p in paths if p}):
+        if path.startswith("/tmp/") and not any(path.startswith(o + "/") for o in out):
+            out.append(path)
+    return out
+
+
 def cmake(source, name, *options, target=None):
     """A build folder in which `target` is built."""
     need("cmake", "make", "gcc")
@@ -133,6 +163,7 @@ class Place:
     def __init__(self, folder, variant, preload, seed):
         self.folder = folder
         self.variant = variant
+        self.preload = preload
         os.makedirs(folder)
         os.chmod(folder, 0o777)
         self.env = clean_env()
@@ -148,7 +179,10 @@ class Place:
         names = [f"{k}={full.pop(k)}" for k in list(full) if k == "LD_PRELOAD" or k.startswith("RINGSOCK_")]
         wrapped = ["env", *names, *command]
         if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip"):
-            wrapped = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *wrapped]
+            new = os.path.join(self.folder, "tmp")
+            os.makedirs(new, exist_ok=True)
+            stays = below_tmp(ROOT, target_dir(), os.path.dirname(self.preload), cwd or os.getcwd(), full.get("TMPDIR"))
+            wrapped = ["unshare", "-n", "-m", "sh", "-c", APART, "sh", new, *stays, "--", *wrapped]
         path = os.path.join(self.folder, log)
         with open(path, "wb") as out:
             # Hung tests leave children: the whole group goes.
