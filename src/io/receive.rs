@@ -317,10 +317,13 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         }
         // A handler that jumps out does so when the peer was told.
         let critical = Critical::new();
-        let taken = take(fd, conn, *b, flags);
-        if let Take::Got(_) = taken {
+        let mut taken = take(fd, conn, *b, flags);
+        if let Take::Got(n) = &mut taken {
             conn.in_sight();
             conn.tell_read();
+            if flags & libc::MSG_PEEK == 0 {
+                *n += rest(fd, conn, b.after(*n), flags);
+            }
         }
         drop(critical);
         match taken {
@@ -364,6 +367,37 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             }
         }
     }
+}
+
+/// Takes what had arrived, may have been told of, and was not there in the middle of a move: what is repeated comes in
+/// pieces. A program that gets less than it asked for knows that there was no more, and waits for the next edge.
+fn rest(fd: c_int, conn: &'static Conn, mut b: Bufs, flags: c_int) -> usize {
+    let lacks = || {
+        let mut rx = conn.lock_rx();
+        // On a ring, and on plain TCP, a receive gets all that there is.
+        let moves = !matches!(rx.path(), RxPath::Ring | RxPath::RingFinal | RxPath::Tcp);
+        moves && conn.is_managed() && unread(&mut rx) > 0
+    };
+    let mut n = 0;
+    while b.len() > 0 && lacks() {
+        await_resume(conn);
+        match take(fd, conn, b, flags) {
+            Take::Got(got) => {
+                conn.tell_read();
+                n += got;
+                b = b.after(got);
+            }
+            other => {
+                if let Take::Error(e) = other {
+                    conn.keep_error(e);
+                }
+                // It is news when it comes, or to whoever has the connection now.
+                conn.kicks.fetch_add(1, SeqCst);
+                break;
+            }
+        }
+    }
+    n
 }
 
 /// How a receive ends that has waited in vain. One of no bytes waits once, as any, and has all that it wants then.

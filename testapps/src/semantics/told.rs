@@ -26,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
     ("waits-for-the-low-water-mark", low_water),
+    ("edge-short-receive", short_receive),
 ];
 
 /// The kernel wakes whoever waits for an edge, although there is no connection any more.
@@ -360,4 +361,34 @@ fn low_water(cx: &mut Cx) -> Res {
     }
     ensure!(other.join().is_ok(), "a thread");
     cx.warm(6, 0)
+}
+
+/// A receive of less than was asked for has taken all that there was: who knows that waits for the next edge.
+fn short_receive(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    let mut b = vec![0; 16_336];
+    for i in 0..400 {
+        let n = 15_000 + i * 30;
+        cx.post(Op::Send, n as u64, 0, 0)?;
+        let mut got = 0;
+        while got < n {
+            let events = sys::epoll_wait(ep, 4, 2000)?;
+            ensure!(events.len() == 1, "no edge in 2 s for the rest of {n} bytes, of which {got} were received");
+            loop {
+                let k = match sys::recv(cx.fd, &mut b, libc::MSG_DONTWAIT) {
+                    Err(libc::EAGAIN) => break,
+                    r => r?,
+                };
+                cx.take(&b[..k])?;
+                got += k;
+                if k < b.len() {
+                    break;
+                }
+            }
+        }
+        cx.wait()?;
+        cx.send(8)?;
+        cx.tell(Op::Recv, 8, 0, 0)?;
+    }
+    Ok(())
 }
