@@ -39,7 +39,8 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
     Some(e)
 }
 
-/// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone.
+/// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone, and for a send
+/// that must fail anyway.
 pub fn reset_ahead(conn: &Conn) -> Option<Errno> {
     if !conn.is_reset_ahead() || conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD != 0 {
         return None;
@@ -50,6 +51,9 @@ pub fn reset_ahead(conn: &Conn) -> Option<Errno> {
 /// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something
 /// that nobody can read any more, which is a reset.
 pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
+    if let Some(e) = reset_ahead(conn) {
+        return e;
+    }
     let is_home = {
         let tx = conn.lock_tx();
         tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()

@@ -22,6 +22,7 @@ pub const CHECKS: &[Check] = &[
     ("told-a-child-how-it-failed", child_fails),
     ("told-a-child-the-error", child_asks),
     ("told-of-a-reset-before-the-bytes", reset_before_bytes),
+    ("told-a-send-of-what-it-refused", send_after_refusal),
     ("told-after-a-part", after_a_part),
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
@@ -249,10 +250,9 @@ fn child_asks(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// The bytes came before the connection left TCP, and nobody reads them: a reset is told of all the same.
-fn reset_before_bytes(cx: &mut Cx) -> Res {
+/// A new connection that has left TCP, but for 33 bytes that came before and that nobody reads.
+fn moved_but_unread(cx: &mut Cx) -> Res {
     const N: u64 = 200;
-    let error = |fd| sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
     cx.renew()?;
     cx.tell(Op::Send, 33, 0, 0)?;
     cx.arrive(33)?;
@@ -262,6 +262,34 @@ fn reset_before_bytes(cx: &mut Cx) -> Res {
         util::pause_ms(u64::from(i % 8 == 0));
     }
     cx.wait()?;
+    Ok(())
+}
+
+/// Who has shut both directions, and is sent something all the same, is told so by its next send, whatever it has not read.
+fn send_after_refusal(cx: &mut Cx) -> Res {
+    for nothing in [false, true] {
+        moved_but_unread(cx)?;
+        sys::shutdown(cx.fd, libc::SHUT_RDWR)?;
+        let hup = POLLRDHUP as u64;
+        same!(cx.tell(Op::Poll, 2000, POLLRDHUP as u64, 0)? & hup, hup, "what the peer polls");
+        cx.tell(Op::Send, 100, 0, 0)?;
+        util::pause_ms(20);
+        const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
+        same!(sys::poll1(cx.fd, ALL, 0), Ok(ALL | POLLERR | POLLHUP), "poll");
+        let send = || sys::send(cx.fd, if nothing { &[] } else { &[1] }, MSG_NOSIGNAL);
+        same!(send(), Err(libc::ECONNRESET), "a send");
+        same!(send(), Err(libc::EPIPE), "the next");
+        same!(sys::poll1(cx.fd, ALL, 0), Ok(ALL | POLLHUP), "poll then");
+        cx.recv(33)?;
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv");
+    }
+    Ok(())
+}
+
+/// The bytes came before the connection left TCP, and nobody reads them: a reset is told of all the same.
+fn reset_before_bytes(cx: &mut Cx) -> Res {
+    let error = |fd| sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    moved_but_unread(cx)?;
     cx.send(100)?;
     same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
     cx.tell(Op::Close, 0, 0, 0)?;
