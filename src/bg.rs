@@ -14,6 +14,7 @@ use crate::side::Side;
 use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
+use crate::switch::TxPath;
 use crate::sys::{self, sys, SysResult};
 use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, remains, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
@@ -609,10 +610,17 @@ impl Bg {
         let shared = {
             let mut b = conn.lock_both();
             let shared = !conn.holders.is_only(me);
-            // Bytes for a program that has closed: TCP answers them with a reset.
-            let late = !shared && fds::unread(&mut b);
+            // Bytes for a program that has closed: TCP answers them with a reset. (They may look like a frame's first part,
+            // but the peer says before its first frame that one comes.)
+            let late = !shared && (fds::unread(&mut b) || b.sw().is_in_frame() && !b.is_returning());
             if late {
-                fds::reset_at_close(conn.local().fd.load(Relaxed));
+                let fd = conn.local().fd.load(Relaxed);
+                if b.tx.path() == TxPath::Ring && !b.tx.pending() {
+                    // The program's own end came before.
+                    // SAFETY: no memory is passed.
+                    let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+                }
+                fds::reset_at_close(fd);
             }
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b);

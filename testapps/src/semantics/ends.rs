@@ -35,6 +35,7 @@ pub const CHECKS: &[Check] = &[
     ("shut-both-resets-me", shut_both_resets_me),
     ("reset-unread-after-shutdown-rd", reset_unread_shut),
     ("send-to-the-closed-hangs-up", closed_hangs_up),
+    ("send-to-the-closed-that-is-not-done-hangs-up", closed_hangs_up_late),
     ("send-nothing-at-the-end", send_nothing),
     ("shutdown-of-the-reset", shutdown_of_reset),
     ("recvmmsg-tells-errors-first", recvmmsg_first),
@@ -347,6 +348,39 @@ fn closed_hangs_up(cx: &mut Cx) -> Res {
     until(cx, POLLHUP)?;
     same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "read: the end had come before");
     same!(sys::getsockopt_int(cx.fd, SOL_SOCKET, SO_ERROR)?, EPIPE, "SO_ERROR");
+    Ok(())
+}
+
+/// The connection leaves TCP just when one end closes: its last bytes there are unread, and the kernel has not heard yet
+/// that they have come.
+fn closed_hangs_up_late(_: &mut Cx) -> Res {
+    let other = std::thread::spawn(|| util::pause_ms(300));
+    let (l, port) = sys::listen(0, 8)?;
+    for ms in [2, 5, 10, 15, 20] {
+        let (a, b) = (sys::connect(port)?, sys::accept(l, 0)?);
+        sys::poll1(a, POLLIN, 0)?;
+        for _ in 0..12 {
+            same!(sys::send(a, &[1; 8], 0), Ok(8), "send");
+            same!(sys::wait1(b, POLLIN, 2000)?, POLLIN, "poll");
+            same!(sys::recv(b, &mut [0; 8], 0), Ok(8), "recv");
+        }
+        same!(sys::send(a, &[2; 402], 0), Ok(402), "send of what nobody reads");
+        for _ in 0..ms {
+            sys::poll1(b, POLLIN, 0)?;
+            util::pause_ms(1);
+        }
+        sys::close(a)?;
+        same!(sys::wait1(b, POLLRDHUP, 2000)? & POLLRDHUP, POLLRDHUP, "poll of the end");
+        util::pause_ms(3);
+        same!(sys::send(b, &[3; 19], MSG_NOSIGNAL), Ok(19), "send to who has closed");
+        same!(comes_to(b, POLLRDHUP, POLLRDHUP | POLLERR | POLLHUP)?, POLLRDHUP | POLLERR | POLLHUP, "poll of a reset");
+        same!(sys::send(b, &[1], MSG_NOSIGNAL), Err(EPIPE), "the next send");
+        same!(sys::recv(b, &mut [0; 500], 0), Ok(402), "recv of what came");
+        same!(sys::recv(b, &mut [0; 500], 0), Ok(0), "recv of the end");
+        sys::close(b)?;
+    }
+    sys::close(l)?;
+    ensure!(other.join().is_ok(), "a thread");
     Ok(())
 }
 
