@@ -610,9 +610,8 @@ impl Bg {
         let shared = {
             let mut b = conn.lock_both();
             let shared = !conn.holders.is_only(me);
-            // Bytes for a program that has closed: TCP answers them with a reset. (They may look like a frame's first part,
-            // but the peer says before its first frame that one comes.)
-            let late = !shared && (fds::unread(&mut b) || b.sw().is_in_frame() && !b.is_returning());
+            // Bytes for a program that has closed: TCP answers them with a reset.
+            let late = !shared && (fds::unread(&mut b) || b.is_sent_late());
             if late {
                 let fd = conn.local().fd.load(Relaxed);
                 if b.tx.path() == TxPath::Ring && !b.tx.pending() {

@@ -406,6 +406,8 @@ fn receive(b: &mut Both, fd: i32) -> bool {
     }
     match b.sw().rx() {
         RxPath::Ring | RxPath::Returning if b.sw().back_want() > 0 => take_back(b, fd),
+        // The kernel refuses it when the socket is closed, which is now.
+        RxPath::Ring if b.is_sent_late() => false,
         RxPath::Ring | RxPath::Returning => {
             let mut buf = [0u8; FRAME_LEN];
             let want = b.sw().control_want();

@@ -297,11 +297,6 @@ impl Switch {
         }
     }
 
-    /// Whether the first part of a frame was taken, and not the rest.
-    pub fn is_in_frame(&self) -> bool {
-        self.frame_len > 0
-    }
-
     /// How many bytes of the control stream come next that the peer gives back.
     pub fn back_want(&self) -> u64 {
         self.back - self.back_got

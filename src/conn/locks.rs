@@ -158,6 +158,18 @@ impl Both<'_> {
             && !conn.has_ended(END_EOF)
     }
 
+    /// Whether the peer's program has sent something by TCP to ours, which has closed a connection on the ring. It is no
+    /// frame, for a peer on this host says before its first one that it comes.
+    pub fn is_sent_late(&mut self) -> bool {
+        let conn = self.rx.conn();
+        self.rx.path() == RxPath::Ring
+            && conn.remote().is_none()
+            && !conn.has_ended(END_EOF | END_RESET | END_FAILED)
+            && conn.own().is_some_and(|own| own.flags.load(SeqCst) & CLOSED != 0)
+            && sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).is_ok_and(|n| n > 0)
+            && !self.is_returning()
+    }
+
     /// Whether the kernel has bytes of the program's that it has not delivered, and the peer may still send a frame.
     pub fn has_unsent(&mut self) -> bool {
         let conn = self.rx.conn();

@@ -51,6 +51,9 @@ pub fn reset_ahead(conn: &Conn) -> Option<Errno> {
 /// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something
 /// that nobody can read any more, which is a reset.
 pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
+    if conn.has_ended(END_FAILED) {
+        return libc::EPIPE;
+    }
     if let Some(e) = reset_ahead(conn) {
         return e;
     }
@@ -58,7 +61,7 @@ pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
         let tx = conn.lock_tx();
         tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()
     };
-    match is_home && !conn.has_ended(END_FAILED) {
+    match is_home {
         true => pending_error(fd).unwrap_or(libc::EPIPE),
         false => libc::EPIPE,
     }
