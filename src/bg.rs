@@ -536,6 +536,9 @@ impl Bg {
         chaos::stumble();
         pump::drive(conn);
         chaos::stumble();
+        if upgrade::confirm(conn) {
+            pump::drive(conn);
+        }
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }

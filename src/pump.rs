@@ -40,6 +40,9 @@ fn advance(b: &mut Both) -> bool {
             stumble();
             moved |= part(b, fd);
         }
+        if was == TxPath::Tcp && b.sw().tx() != TxPath::Tcp {
+            tell_of_mark(b, fd);
+        }
         let (consumed, produced) = (b.rx.ring().consumed, b.tx.ring().produced);
         let kept = b.rx.ring().kept.len() as u64;
         // What has ended cannot return.
@@ -204,11 +207,6 @@ fn start_mark(b: &mut Both) -> bool {
     if !b.sw().can_mark() {
         return false;
     }
-    // A program that found no room must not find the room of a ring: it is to wait until its peer reads.
-    let fd = conn.local().fd.load(Relaxed);
-    if conn.fulls.load(SeqCst) > 0 && !b.sw().leaving() && sys::poll_now(fd, libc::POLLOUT) == 0 {
-        return false;
-    }
     begin_mark(conn);
     if !b.sw().start_mark() {
         return false;
@@ -222,6 +220,18 @@ fn start_mark(b: &mut Both) -> bool {
     count_upgrade(b);
     true
 }
+
+/// The peer's own mark must not wait until ours has found room behind what its program does not read (`Bg::confirm`).
+fn tell_of_mark(b: &mut Both, fd: i32) {
+    let conn = b.tx.conn();
+    let waits = || sys::ioctl_int(fd, SIOCOUTQNSD).is_ok_and(|n| n > 0);
+    if !conn.connector.load(Relaxed) && (!b.sw().pending().is_empty() || waits()) {
+        conn.hint_peer();
+    }
+}
+
+/// Bytes that were not sent for want of a window: `linux/sockios.h`.
+const SIOCOUTQNSD: libc::c_ulong = 0x894B;
 
 /// Before its first byte can arrive, the receiver must be able to see that a mark has begun.
 fn begin_mark(conn: &Conn) {
@@ -253,8 +263,22 @@ fn no_delay(fd: i32, on: i32) -> i32 {
     was
 }
 
+/// A program that found no room must not find the room of a ring: it is to wait until its peer reads. As long as our mark
+/// is not written, what it sends finds none, and it may well have begun: the peer's may depend on that.
+fn awaits_room(b: &mut Both, fd: i32) -> bool {
+    let conn = b.tx.conn();
+    let only_mark = b.sw().pending().len() == MARK_LEN && b.sw().tx() == TxPath::Ring;
+    let ends = || conn.own().is_none_or(|o| o.flags.load(Relaxed) & (FIN | CLOSED | BYE) != 0);
+    only_mark
+        && conn.fulls.load(SeqCst) > 0
+        && !b.sw().leaving()
+        && !conn.is_hurried()
+        && !ends()
+        && sys::poll_now(fd, libc::POLLOUT) == 0
+}
+
 fn flush(b: &mut Both, fd: i32) -> bool {
-    if b.sw().pending().is_empty() {
+    if b.sw().pending().is_empty() || awaits_room(b, fd) {
         return false;
     }
     let was = no_delay(fd, 1);

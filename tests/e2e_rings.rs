@@ -37,9 +37,8 @@ fn pair(server: &str, client: &str) {
     pair_with(server, client, Report::assert_rings, |_| false);
 }
 
-/// Both directions at full speed from the first byte. Now and then one end does not get to read for as long as the other
-/// needs to send all; its own direction waits for what stands in the other. That happens (2 of 56 runs on two idle
-/// processors), but not three times.
+/// Both directions at full speed from the first byte. Now and then the background thread does not get a processor for as
+/// long as the programs need to send half of all. That happens, but not three times.
 #[track_caller]
 fn bulk(server: &str, client: &str) {
     let _one = one_at_a_time();

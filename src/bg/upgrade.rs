@@ -4,6 +4,7 @@
 use super::search::{soon, told};
 use super::*;
 use crate::desk::Lent;
+use crate::layout::MARK_BEGUN;
 
 /// Why a connection is not made ours.
 #[derive(Clone, Copy)]
@@ -365,7 +366,7 @@ impl Bg {
     }
 
     /// What is to return at once before the accepting end has begun its mark stays on TCP: the other end writes its own
-    /// only when it has seen ours.
+    /// only when ours has begun.
     pub(super) fn stay(&mut self, conn: &'static Conn) {
         if !conn.is_hurried() || conn.connector.load(Relaxed) || conn.phase() != Phase::Managed {
             return;
@@ -676,10 +677,26 @@ pub(super) fn free_slot(l: &Link, slot: u32, ring: &mut TxRing) {
     l.slots.fetch_sub(1, SeqCst);
 }
 
+/// The peer's mark has begun and cannot be seen, because it stands far behind what the program has not read: a program
+/// that only sends may not read for long. Whether ours needs not wait for it, because the kernel, too, says whose end that is.
+/// Over RDMA nobody else could say so.
+pub(super) fn confirm(conn: &Conn) -> bool {
+    if conn.confirmed.load(Acquire) || !conn.connector.load(Relaxed) || conn.phase() != Phase::Managed {
+        return false;
+    }
+    // SAFETY: links are never freed.
+    let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }).filter(|l| l.remote().is_none()) else { return false };
+    let begun = conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN != 0);
+    if !begun || !is_held_by(conn, l) {
+        return false;
+    }
+    conn.confirmed.store(true, Release);
+    true
+}
+
 /// Whether the other end of `conn` belongs to the user of the process at the other end of the link. Only
-/// then may this end write a mark: anybody can bind a free name, but whoever has that user's rights can
-/// take that user's sockets anyway. The other end needs no such question, because it writes its own mark
-/// only after it has seen ours.
+/// then may this end write a mark before it has seen the other's: anybody can bind a free name, but whoever has that
+/// user's rights can take that user's sockets anyway.
 fn is_held_by(conn: &Conn, l: &Link) -> bool {
     if l.remote().is_some() {
         // Another host does not tell whose its sockets are; see "Trust" in the design.

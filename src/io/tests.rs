@@ -1,6 +1,6 @@
 use super::*;
 use crate::layout::Slot;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
@@ -232,14 +232,11 @@ fn what_cannot_return_is_reset() {
     conn.set_phase(Phase::Closed);
 }
 
-/// Where a mark begins is said before its first byte can come, also where the peer's wish to leave is what has it begin:
-/// it had waited until a program that found no room has some.
-#[test]
-fn no_mark_begins_without_being_announced() {
-    let (slot, own) = (Slot::default(), Slot::default());
-    let (conn, ours, mut theirs) = armed(&slot);
-    conn.attach(None, 0, &own);
-    conn.attach_peer(0, &slot);
+/// An armed end of a program that has found no room, and the peer's; how much the kernel took.
+fn full(slot: &Slot, own: &Slot) -> (&'static Conn, TcpStream, TcpStream, usize) {
+    let (conn, ours, theirs) = armed(slot);
+    conn.attach(None, 0, own);
+    conn.attach_peer(0, slot);
     know(ours.as_raw_fd(), conn);
     ours.set_nonblocking(true).unwrap();
     let mut sent = 0;
@@ -249,20 +246,51 @@ fn no_mark_begins_without_being_announced() {
     conn.count_tx_tcp(sent);
     conn.fulls.store(1, SeqCst);
     slot.flags.store(MARK_BEGUN, SeqCst);
-    let mark = wire::mark(&NONCE);
-    theirs.write_all(&mark).unwrap();
-    settle(conn, libc::POLLIN);
-    pump::run(&mut conn.lock_both());
-    assert_eq!(conn.lock_both().sw().rx(), RxPath::Ring);
-    assert_eq!((conn.lock_both().sw().tx(), own.flags.load(SeqCst) & MARK_BEGUN), (TxPath::Tcp, 0));
-    assert!(conn.lock_both().is_owed(), "a frame that finds no socket makes the kernel drop what it has");
-    theirs.write_all(&wire::Frame::Leave.encode()).unwrap();
-    settle(conn, libc::POLLIN);
-    pump::run(&mut conn.lock_both());
-    assert_eq!(conn.lock_both().sw().tx(), TxPath::Ring, "a return needs the mark");
-    assert_eq!((own.flags.load(SeqCst) & MARK_BEGUN, own.mark_at.load(SeqCst)), (MARK_BEGUN, sent as u64));
-    table::take(ours.as_raw_fd());
-    conn.set_phase(Phase::Closed);
+    (conn, ours, theirs, sent)
+}
+
+/// Where a mark begins is said before its first byte can come. A program that found no room finds none until it has some in
+/// the kernel: until then the mark is not written, and a return does not wait for that.
+#[test]
+fn a_mark_begins_where_there_is_no_room_and_is_written_where_there_is() {
+    for leaves in [false, true] {
+        let (slot, own) = (Slot::default(), Slot::default());
+        let (conn, ours, mut theirs, sent) = full(&slot, &own);
+        theirs.write_all(&wire::mark(&NONCE)).unwrap();
+        settle(conn, libc::POLLIN);
+        pump::run(&mut conn.lock_both());
+        {
+            let mut b = conn.lock_both();
+            assert_eq!((b.sw().rx(), b.sw().tx(), b.tx.pending()), (RxPath::Ring, TxPath::Ring, true));
+            assert!(b.is_owed(), "a frame that finds no socket makes the kernel drop what it has");
+        }
+        assert_eq!((own.flags.load(SeqCst) & MARK_BEGUN, own.mark_at.load(SeqCst)), (MARK_BEGUN, sent as u64));
+        let byte = iovec { iov_base: [0u8; 1].as_mut_ptr().cast(), iov_len: 1 };
+        // SAFETY: a byte that lives as long as the call.
+        let r = unsafe { send(ours.as_raw_fd(), &[byte], core::ptr::null(), libc::MSG_DONTWAIT) };
+        assert_eq!(r, crate::ops::Outcome::Fail(libc::EAGAIN));
+        if leaves {
+            theirs.write_all(&wire::Frame::Leave.encode()).unwrap();
+            settle(conn, libc::POLLIN);
+            pump::run(&mut conn.lock_both());
+            assert!(conn.lock_both().sw().leaving());
+        }
+        // Room, but not as much as makes it writable.
+        let mut got = vec![0; sent];
+        theirs.read_exact(&mut got[..150_000]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(sys::poll_now(ours.as_raw_fd(), libc::POLLOUT), 0);
+        pump::run(&mut conn.lock_both());
+        assert_eq!(conn.lock_both().tx.pending(), !leaves);
+        theirs.read_exact(&mut got[150_000..]).unwrap();
+        settle(conn, libc::POLLOUT);
+        pump::run(&mut conn.lock_both());
+        let mut mark = [0; wire::MARK_LEN];
+        theirs.read_exact(&mut mark).unwrap();
+        assert_eq!(mark, wire::mark(&conn.lock_both().tx.peer_nonce()));
+        table::take(ours.as_raw_fd());
+        conn.set_phase(Phase::Closed);
+    }
 }
 
 /// Between a look at the ring and the sleep a connection may become the kernel's, which wakes nobody who sleeps here.

@@ -6,7 +6,7 @@ use super::images::{read_all, start, How, NUMBER, STATIC};
 use super::partial::until_reset;
 use super::procs::bye;
 use super::Check;
-use crate::{ensure, more, same, sys, util};
+use crate::{ensure, more, prng, same, sys, util};
 use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-splice-out", splice_out),
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
+    ("unread-by-who-only-sends", who_only_sends),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -231,4 +232,44 @@ fn rest(cx: &mut Cx) -> Res {
     cx.warm(40, 0)?;
     bye(cx)?;
     Ok(())
+}
+
+/// A program that sends, and does not read for long, gets to its ring all the same: what its peer has sent fills the
+/// window, so the peer's mark cannot come.
+fn who_only_sends(cx: &mut Cx) -> Res {
+    const UNREAD: usize = 200_000;
+    const PIECE: usize = 1000;
+    let (l, port) = sys::listen(0, 4)?;
+    let fd = sys::connect(port)?;
+    let peer = sys::accept(l, 0)?;
+    sys::close(l)?;
+    let mut theirs = vec![0; UNREAD];
+    prng::fill(2, 0, &mut theirs);
+    sys::write_all(peer, &theirs)?;
+    let (mut ours, mut got) = (vec![0; PIECE], vec![0; PIECE]);
+    let mut moved = 0;
+    let mut at = 0;
+    let mut before = (0, 0);
+    while moved < 20 && at < 2000 * PIECE {
+        prng::fill(1, at as u64, &mut ours);
+        sys::write_all(fd, &ours)?;
+        sys::read_exact(peer, &mut got)?;
+        prng::verify(1, at as u64, &got)?;
+        at += PIECE;
+        let now = sys::tcp_bytes(fd)?;
+        moved = if now == before { moved + 1 } else { 0 };
+        before = now;
+        if at % (10 * PIECE) == 0 {
+            util::pause_ms(1);
+        }
+    }
+    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP, after {at} bytes, because of what is unread");
+    let mut read = vec![0; UNREAD];
+    sys::read_exact(fd, &mut read)?;
+    same!(read == theirs, true, "what was unread");
+    sys::write_all(peer, b"and this")?;
+    sys::shutdown(peer, libc::SHUT_WR)?;
+    same!(read_all(fd)?, b"and this", "what came later");
+    sys::close(fd)?;
+    Ok(sys::close(peer)?)
 }
