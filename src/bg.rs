@@ -639,6 +639,9 @@ impl Bg {
             if shared && home {
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {
+                if !late {
+                    b.tx.ring().show();
+                }
                 own.flags.fetch_or(CLOSED | if late { ABORT } else { 0 }, SeqCst);
             }
             conn.lingering.store(false, Release);

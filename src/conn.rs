@@ -87,7 +87,7 @@ pub mod ask {
     pub const ENDING: u32 = 16;
     /// See whether the program waits for it out of sight.
     pub const SUSPECT: u32 = 32;
-    /// Tell the peer of what is held back, in a while.
+    /// Show the peer what is held back, in a while.
     pub const HELD: u32 = 64;
 }
 
@@ -119,8 +119,13 @@ pub struct Conn {
     pub bequeathed: AtomicBool,
     /// `TCP_CORK`.
     pub corked: AtomicBool,
-    /// Bytes in the ring of which the peer was not told; see `io/held.rs`.
-    pub held: AtomicU32,
+    /// The last send by TCP had `MSG_MORE`.
+    pub more: AtomicBool,
+    /// When the first byte in the ring was written that the peer is not shown (`io/held.rs`), in ns of `CLOCK_MONOTONIC`; 0:
+    /// there is none. What is sent the short way shows it, too, and leaves this as it is.
+    pub held: AtomicI64,
+    /// How many bytes the kernel sends of itself: `TCP_MAXSEG`.
+    pub segment: AtomicU32,
     /// The background thread looks after them.
     pub held_watched: AtomicBool,
     /// How often a send found no room, on a ring or on TCP.
@@ -251,6 +256,7 @@ impl Conn {
             &mut self.suspected,
             &mut self.bequeathed,
             &mut self.corked,
+            &mut self.more,
             &mut self.held_watched,
             &mut self.late,
             &mut self.linger0,
@@ -270,7 +276,7 @@ impl Conn {
             &mut self.next_try,
             &mut self.end,
             &mut self.hinted,
-            &mut self.held,
+            &mut self.segment,
             &mut self.slot,
             &mut self.upgrade_no,
             &mut self.fulls,
@@ -282,7 +288,7 @@ impl Conn {
         for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe] {
             *w.get_mut() = 0;
         }
-        for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at] {
+        for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at, &mut self.held] {
             *w.get_mut() = 0;
         }
         *self.err.get_mut() = 0;

@@ -356,6 +356,10 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {
             abort = unread(&mut b) || c.linger0.load(Relaxed);
+            if !abort {
+                // By a reset it is lost.
+                b.tx.ring().show();
+            }
             own.flags.fetch_or(CLOSED | if abort { ABORT } else { 0 }, SeqCst);
         }
         if how == How::Stale {
@@ -483,6 +487,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         c.end.fetch_or(END_WRSHUT, SeqCst);
         match b.tx.path() {
             TxPath::Ring => {
+                b.tx.ring().show();
                 if let Some(own) = c.own() {
                     own.flags.fetch_or(FIN, SeqCst);
                 }
@@ -784,7 +789,12 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return Outcome::Bypass;
     }
     // What an upgrade or a return under way makes of it must not be in between.
-    let both = (name == libc::SO_RCVLOWAT).then(|| c.lock_both());
+    let between = matches!((level, name), (libc::SOL_SOCKET, libc::SO_RCVLOWAT) | (libc::IPPROTO_TCP, libc::TCP_CORK));
+    if tcp && c.is_inherited() && c.held.load(SeqCst) != 0 {
+        // What is held back is another process's to show.
+        visit::settle(c);
+    }
+    let both = between.then(|| c.lock_both());
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
@@ -796,6 +806,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         if name == libc::TCP_CORK {
             c.corked.store(on, SeqCst);
         }
+        drop(both);
         if on == (name == libc::TCP_NODELAY) {
             io::release(c);
         }

@@ -58,7 +58,7 @@ pub struct Geo {
 /// One side's words about one connection.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Bytes written into the ring, ever.
+    /// Bytes of the ring that the peer may see, ever.
     pub produced: AtomicU64,
     /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`].
     pub flags: AtomicU32,
@@ -66,7 +66,10 @@ pub struct Slot {
     pub geo_count: AtomicU32,
     /// With [`MARK_BEGUN`]: how many of the program's bytes stand before the mark in the TCP stream, ever.
     pub mark_at: AtomicU64,
-    _pad0: [u8; 40],
+    /// Bytes written into the ring, those included that the peer is not to see yet: for when nobody can show them to it any
+    /// more. Means nothing where it is less than `produced`.
+    pub written: AtomicU64,
+    _pad0: [u8; 32],
     /// Bytes taken out of the peer's ring, ever.
     pub consumed: AtomicU64,
     _pad1: [u8; 56],

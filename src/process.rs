@@ -199,6 +199,7 @@ fn say_goodbye() {
         if c.phase() != Phase::Managed || !c.holders.is_only(holder_id()) || c.remote().is_none() {
             return;
         }
+        crate::io::release(c);
         let unread = c.try_lock_both().is_some_and(|mut b| crate::fds::unread(&mut b));
         if let Some(own) = c.own() {
             own.flags.fetch_or(CLOSED | if unread { ABORT } else { 0 }, SeqCst);

@@ -3,7 +3,7 @@
 
 use crate::chaos::stumble;
 use crate::conn::*;
-use crate::io::{drain, front, Front};
+use crate::io::{drain, front, is_behind_cork, Front};
 use crate::layout::*;
 use crate::log::{log, Level};
 use crate::switch::{End, RxPath, TxPath};
@@ -58,8 +58,9 @@ fn advance(b: &mut Both) -> bool {
         if stepped && was != TxPath::Tcp && b.sw().tx() != TxPath::Ring {
             let _ = b.tx.ring().refresh();
             let range = b.sw().replay();
-            if !range.is_empty() && range.start < b.tx.ring().consumed {
-                // It has given these bytes back already, so they may be overwritten.
+            let ring = b.tx.ring();
+            if range.start > ring.shown() || !range.is_empty() && range.start < ring.consumed {
+                // It has given these bytes back already, so they may be overwritten; or it cannot have seen them.
                 reset(b);
                 return true;
             }
@@ -207,6 +208,10 @@ fn start_mark(b: &mut Both) -> bool {
     if !b.sw().can_mark() {
         return false;
     }
+    if is_behind_cork(conn, conn.local().fd.load(Relaxed)) {
+        return false;
+    }
+    conn.held.store(0, SeqCst);
     begin_mark(conn);
     if !b.sw().start_mark() {
         return false;
@@ -231,7 +236,7 @@ fn tell_of_mark(b: &mut Both, fd: i32) {
 }
 
 /// Bytes that were not sent for want of a window: `linux/sockios.h`.
-const SIOCOUTQNSD: libc::c_ulong = 0x894B;
+pub const SIOCOUTQNSD: libc::c_ulong = 0x894B;
 
 /// Before its first byte can arrive, the receiver must be able to see that a mark has begun.
 fn begin_mark(conn: &Conn) {
@@ -250,17 +255,21 @@ fn count_upgrade(b: &mut Both) {
     }
 }
 
-/// Switches Nagle's algorithm off; returns what to set it back to.
+/// Has the kernel send what was written: neither Nagle's algorithm nor a cork of the program's is to hold it back.
 ///
-/// What the library writes must not wait for the peer's delayed acknowledgement. Switching it off also
-/// pushes out what the program has written; switching it on again holds nothing back.
-fn no_delay(fd: i32, on: i32) -> i32 {
-    let was = sys::sockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap_or(1);
-    if was != on {
+/// To switch Nagle's algorithm off pushes what is there, behind a cork, too; to switch it on again holds nothing back.
+fn push(conn: &Conn, fd: i32) {
+    let set = |on: i32| {
         // SAFETY: `on` is readable for its size.
         let _ = unsafe { sys::sys!(libc::SYS_setsockopt, fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on, 4) };
+    };
+    let delays = sys::sockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(0);
+    if delays || conn.corked.load(Relaxed) {
+        set(1);
     }
-    was
+    if delays {
+        set(0);
+    }
 }
 
 /// A program that found no room must not find the room of a ring: it is to wait until its peer reads. As long as our mark
@@ -281,9 +290,10 @@ fn flush(b: &mut Both, fd: i32) -> bool {
     if b.sw().pending().is_empty() || awaits_room(b, fd) {
         return false;
     }
-    let was = no_delay(fd, 1);
     let moved = write_pending(b, fd);
-    no_delay(fd, was);
+    if moved {
+        push(b.tx.conn(), fd);
+    }
     moved
 }
 
@@ -382,10 +392,17 @@ fn may_drain(b: &mut Both) -> bool {
 }
 
 fn replay(b: &mut Both, fd: i32) -> bool {
+    let conn = b.tx.conn();
     let mut moved = false;
     while b.sw().tx() == TxPath::Replay && b.sw().pending().is_empty() {
-        let (back, range) = (b.sw().replay_back(), b.sw().replay());
+        let (back, mut range) = (b.sw().replay_back(), b.sw().replay());
         let ring = b.tx.ring();
+        // What the peer was not shown the kernel goes on holding back.
+        let hidden = back.is_empty() && range.start >= ring.shown();
+        let more = if hidden && conn.held.load(SeqCst) != 0 { libc::MSG_MORE } else { 0 };
+        if !hidden {
+            range.end = range.end.min(ring.shown());
+        }
         let (bytes, most) = match back.is_empty() {
             true => (ring.retained(range.start), range.end - range.start),
             false => (ring.back.bytes().get(back.start as usize..).unwrap_or(&[]), back.end - back.start),
@@ -396,12 +413,15 @@ fn replay(b: &mut Both, fd: i32) -> bool {
             return true;
         }
         // SAFETY: the ring's own memory, or what was given back.
-        match unsafe { sys::send(fd, bytes.as_ptr().cast(), n, QUIET) } {
+        match unsafe { sys::send(fd, bytes.as_ptr().cast(), n, QUIET | more) } {
             Ok(n) => {
                 if back.is_empty() {
                     b.sw().replayed(n as u64);
                 } else {
                     b.sw().replayed_back(n as u64);
+                }
+                if !hidden && conn.corked.load(Relaxed) {
+                    push(conn, fd);
                 }
                 moved = true;
             }
@@ -552,9 +572,14 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let _ = b.tx.ring().refresh();
     let unread = {
         let r = b.tx.ring();
-        r.produced > r.consumed
+        r.shown() > r.consumed
     };
     let on_ring = b.sw().tx() == TxPath::Ring;
+    let reset = on_ring && unread;
+    if !closed && !reset {
+        // Without a goodbye, and without a reset: what the peer's program had behind a cork the kernel would have sent.
+        b.rx.ring().orphan();
+    }
     // Whoever still reads its ring, as the peer did, has not got to our `Resume`, nor to anything behind it.
     let sent_since = conn.own().is_none_or(|o| conn.tx_tcp() != o.mark_at.load(Relaxed));
     let frames_alone = if on_ring { spoke } else { resumed_empty && !sent_since };
@@ -604,7 +629,7 @@ pub fn bereave(b: &mut Both) -> bool {
     if conn.end.fetch_or(END_ORPHAN, AcqRel) & END_ORPHAN == 0 {
         let ring = b.tx.ring();
         let _ = ring.refresh();
-        if ring.produced > ring.consumed {
+        if ring.shown() > ring.consumed {
             // Nobody reads that frame: a reset is the answer.
             b.sw().leave();
             run(b);

@@ -24,7 +24,7 @@ pub struct TxRing {
     side: *const Side,
     own: *const Slot,
     peer: *const Slot,
-    /// Bytes written, ever.
+    /// Bytes written, ever: those included that the peer does not see yet.
     pub produced: u64,
     /// The peer's `consumed` as last seen.
     pub consumed: u64,
@@ -62,6 +62,7 @@ impl TxRing {
     pub fn new(side: &Side, own: &Slot, bytes: usize) -> Option<TxRing> {
         let mut r = TxRing { side, own, ..TxRing::default() };
         own.produced.store(0, Relaxed);
+        own.written.store(0, Relaxed);
         own.geo_count.store(0, Relaxed);
         r.announce(bytes.trailing_zeros()).then_some(r)
     }
@@ -104,7 +105,7 @@ impl TxRing {
         }
         // SAFETY: the link keeps the peer's segment mapped while a connection uses it.
         let c = unsafe { &*self.peer }.consumed.load(Acquire);
-        if c < self.consumed || c > self.produced {
+        if c < self.consumed || c > self.shown() {
             return Err(Violation);
         }
         self.consumed = c;
@@ -169,12 +170,50 @@ impl TxRing {
         (self.produced + self.cap / 4).saturating_sub(self.cap).max(self.start)
     }
 
-    /// Writes as much as fits; publishes it. Returns the count.
+    /// Bytes that the peer may see, ever.
+    #[inline]
+    pub fn shown(&self) -> u64 {
+        if self.own.is_null() {
+            return self.produced;
+        }
+        self.own().produced.load(Relaxed)
+    }
+
+    /// Publishes what was set aside. Whether there was anything.
+    pub fn show(&mut self) -> bool {
+        let any = self.shown() != self.produced;
+        if any {
+            self.own().produced.store(self.produced, Release);
+        }
+        any
+    }
+
+    /// Writes as much as fits; publishes it, and what was set aside. Returns the count.
     ///
     /// # Safety
     /// `src` must be readable for `len` bytes.
     #[inline]
     pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put(src, len, true) }
+    }
+
+    /// Writes as much as fits; the peer does not see it before [`TxRing::show`] or the next [`TxRing::write`]. Returns the
+    /// count.
+    ///
+    /// # Safety
+    /// `src` must be readable for `len` bytes.
+    pub unsafe fn set_aside(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
+        // SAFETY: the caller's promise.
+        let n = unsafe { self.put(src, len, false) }?;
+        self.own().written.store(self.produced, Release);
+        Ok(n)
+    }
+
+    /// # Safety
+    /// `src` must be readable for `len` bytes.
+    #[inline(always)]
+    unsafe fn put(&mut self, src: *const u8, len: usize, visible: bool) -> Result<usize, Violation> {
         let n = len.min(self.space(len)?);
         let mut done = 0;
         while done < n {
@@ -185,7 +224,9 @@ impl TxRing {
             unsafe { core::ptr::copy_nonoverlapping(src.add(done), self.ptr.add(at), part) };
             done += part;
             self.produced += part as u64;
-            self.own().produced.store(self.produced, Release);
+            if visible {
+                self.own().produced.store(self.produced, Release);
+            }
         }
         Ok(n)
     }
@@ -277,6 +318,8 @@ pub struct RxRing {
     pub kept: Kept,
     /// Between that and the ring there is more to come by TCP.
     pub only_kept: bool,
+    /// What the writer has set aside is to be read, too: it is gone.
+    orphaned: bool,
 }
 
 impl Default for RxRing {
@@ -293,6 +336,7 @@ impl Default for RxRing {
             cap: 0,
             kept: Kept::NONE,
             only_kept: false,
+            orphaned: false,
         }
     }
 }
@@ -308,6 +352,21 @@ impl RxRing {
     fn peer(&self) -> &Slot {
         // SAFETY: set by `new` from a reference that outlives the ring.
         unsafe { &*self.peer }
+    }
+
+    /// How far the writer has come.
+    #[inline]
+    fn there(&self) -> u64 {
+        let shown = self.peer().produced.load(Acquire);
+        match self.orphaned {
+            true => shown.max(self.peer().written.load(Acquire)),
+            false => shown,
+        }
+    }
+
+    /// The writer has ended without having shown what it had set aside, as a kernel would have sent it: there it is.
+    pub fn orphan(&mut self) {
+        self.orphaned = true;
     }
 
     /// Whether a peer's ring is attached.
@@ -328,13 +387,13 @@ impl RxRing {
         if self.peer.is_null() {
             return 0;
         }
-        self.peer().produced.load(Acquire).saturating_sub(self.consumed)
+        self.there().saturating_sub(self.consumed)
     }
 
     /// Bytes that wait in the current piece; moves on to the next piece when this one is used up.
     #[inline]
     fn available(&mut self) -> Result<usize, Violation> {
-        let p = self.peer().produced.load(Acquire);
+        let p = self.there();
         if p == self.consumed {
             return Ok(0);
         }

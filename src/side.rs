@@ -254,6 +254,7 @@ impl Side {
             word.store(v | 1 << bit, Relaxed);
             let s = self.slot(i);
             s.produced.store(0, Relaxed);
+            s.written.store(0, Relaxed);
             s.consumed.store(0, Relaxed);
             s.flags.store(0, Relaxed);
             s.geo_count.store(0, Relaxed);

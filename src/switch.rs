@@ -112,6 +112,8 @@ pub struct Switch {
     replay_end: u64,
     /// Bytes that the receiver still expects of a replay: valid in `RxPath::Replay`.
     rx_missing: u64,
+    /// Where what is repeated ends in the peer's ring.
+    rx_until: u64,
     /// What we say in `Return`.
     returned_at: u64,
     /// Bytes that we give back, and how many of them were written.
@@ -153,6 +155,7 @@ impl Switch {
             replay_next: 0,
             replay_end: 0,
             rx_missing: 0,
+            rx_until: 0,
             returned_at: 0,
             given: 0,
             given_done: 0,
@@ -350,6 +353,7 @@ impl Switch {
                 if self.rx != RxPath::Returning || !self.return_sent || from != self.returned_at || until < from {
                     return Err(Violation);
                 }
+                self.rx_until = until;
                 self.rx_missing = (until - from).checked_add(self.given).ok_or(Violation)?;
                 self.rx = if self.rx_missing == 0 { RxPath::Tcp } else { RxPath::Replay };
                 self.settle();
@@ -361,6 +365,11 @@ impl Switch {
     /// How many bytes the TCP stream still holds of a replay: no more may be taken at once.
     pub fn replay_missing(&self) -> u64 {
         self.rx_missing
+    }
+
+    /// Where it ends in the peer's ring.
+    pub fn replay_until(&self) -> u64 {
+        self.rx_until
     }
 
     /// So many application bytes were taken from the TCP stream.

@@ -119,6 +119,14 @@ impl<'a> Rx<'a> {
         // SAFETY: as above.
         unsafe { (*self.conn.sw.get()).replay_missing() as usize }
     }
+    /// How many of these bytes had arrived before: what the peer has not shown is behind them, and the peer's kernel may hold
+    /// it back.
+    pub fn missing_shown(&self) -> usize {
+        // SAFETY: as above.
+        let until = unsafe { (*self.conn.sw.get()).replay_until() };
+        let hidden = self.conn.peer().map_or(0, |p| until.saturating_sub(p.produced.load(Acquire)));
+        self.missing().saturating_sub(hidden as usize)
+    }
     /// The ring that we read.
     #[inline]
     pub fn ring(&mut self) -> &mut RxRing {

@@ -131,15 +131,19 @@ impl Conn {
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
             TxPath::Ring if tx.is_cramped() => false,
             TxPath::Ring => {
-                let room = self.has_room(&mut tx);
-                if !room && !self.nospace.swap(true, Relaxed) {
+                if self.has_room(&mut tx) {
+                    return true;
+                }
+                let first = !self.nospace.swap(true, Relaxed);
+                // Nobody makes room who does not see what is there.
+                crate::io::show(tx);
+                if first {
                     // As the kernel's `tcp_poll`: whoever waits now is to be told, though no send has failed.
-                    drop(tx);
                     self.fulls.fetch_add(1, SeqCst);
                     self.ask_for_room();
                     return self.writable();
                 }
-                room
+                false
             }
             TxPath::Tcp if tx.pending() => false,
             TxPath::Tcp if self.is_refused() && (tx.has_resumed() || self.awaits_fin()) => false,
@@ -183,10 +187,11 @@ impl Conn {
         let ring = tx.ring();
         // A peer that breaks the protocol is for whoever sends to find out.
         let _ = ring.refresh();
-        let unread = ring.produced - ring.consumed;
+        let unread = ring.shown() - ring.consumed;
+        let held = ring.produced - ring.shown();
         Some(match self.remote() {
-            Some(r) => r.unsent(self.slot.load(Relaxed)).max(unread.saturating_sub(least.max(ring.half()))),
-            None => unread.saturating_sub(least),
+            Some(r) => held + r.unsent(self.slot.load(Relaxed)).max(unread.saturating_sub(least.max(ring.half()))),
+            None => held + unread.saturating_sub(least),
         })
     }
 

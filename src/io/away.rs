@@ -70,7 +70,7 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
                 b.skip += n;
                 continue;
             }
-            Put::Sent(n) => return Step::Return(Outcome::Done(n as isize)),
+            Put::Sent(n) | Put::Held(n) => return Step::Return(Outcome::Done(n as isize)),
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),

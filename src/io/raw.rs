@@ -261,6 +261,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         let r = kernel_msg(libc::SYS_sendmsg, fd, *b, piece, None, flags | more | quick | quiet, how);
         if let Ok(n) = r {
             conn.count_tx_tcp(n);
+            note_more(conn, flags);
             note_bytes(conn, n);
         }
         // That it found no room, as a call that waits may have too, makes room news; see `edges`.

@@ -416,7 +416,7 @@ pub(super) fn await_resume(conn: &Conn) {
         let mut rx = conn.lock_rx();
         match rx.path() {
             RxPath::Returning => rx.ring().waiting() > 0,
-            RxPath::Replay => rx.missing() > 0 && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLIN) == 0,
+            RxPath::Replay => rx.missing_shown() > 0 && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLIN) == 0,
             _ => false,
         }
     };

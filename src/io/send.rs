@@ -36,6 +36,8 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
 
 pub(super) enum Put {
     Sent(usize),
+    /// All of it was sent, and the peer is not to see it yet.
+    Held(usize),
     Full,
     Error(Errno),
     Gone,
@@ -118,6 +120,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
             Ok(n) => {
                 if path == TxPath::Tcp {
                     conn.count_tx_tcp(n);
+                    note_more(conn, flags);
                 }
                 Put::Sent(n)
             }
@@ -140,12 +143,21 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         // What fills most of a ring has to wait for the reader's word, which needs a write of its own.
         while tx.ring().is_small_for(b.len()) && tx.ring().grow(conn.ring_limit()) {}
     }
+    let aside = holds(conn, &mut tx, b.len(), flags);
+    let begun = tx.ring().produced == tx.ring().shown();
     let mut n = 0;
     'parts: for (p, len) in b.parts() {
         let mut at = 0;
         while at < len && n < PIECE {
+            let most = (len - at).min(PIECE - n);
             // SAFETY: the program's buffer, as it gave it.
-            match unsafe { tx.ring().write(p.add(at), (len - at).min(PIECE - n)) } {
+            let put = unsafe {
+                match aside {
+                    true => tx.ring().set_aside(p.add(at), most),
+                    false => tx.ring().write(p.add(at), most),
+                }
+            };
+            match put {
                 Ok(0) => {
                     if !tx.ring().grow(conn.ring_limit()) {
                         break 'parts;
@@ -168,10 +180,21 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     if n == 0 {
         conn.nospace.store(true, Relaxed);
+        // Nobody makes room who does not see what is there.
+        show(tx);
         return Put::Full;
     }
     conn.stats().tx_bytes_ring.fetch_add(n as u64, Relaxed);
-    Put::Sent(n)
+    if !aside {
+        return Put::Sent(n);
+    }
+    if n < b.len() {
+        // There was no room for more.
+        tx.ring().show();
+        return Put::Sent(n);
+    }
+    note_held(conn, begun);
+    Put::Held(n)
 }
 
 fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
@@ -185,21 +208,23 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         // A handler that jumps out does so when the peer was told.
         let critical = Critical::new();
         let put = put(fd, conn, *b, flags);
-        if let Put::Sent(n) = put {
-            conn.in_sight();
-            if !(n >= b.len() && hold(conn, n, flags)) {
+        match put {
+            Put::Sent(_) => {
+                conn.in_sight();
                 conn.tell_sent();
             }
+            Put::Held(_) => conn.in_sight(),
+            _ => {}
         }
         drop(critical);
         match put {
+            Put::Held(n) => return Step::Return(Outcome::Done(n as isize)),
             Put::Sent(n) if n >= b.len() => return Step::Return(Outcome::Done(n as isize)),
             Put::Sent(n) => call.goes_on(b, n),
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(fail_after(conn, b, e)),
             Put::Full if !call.may_wait => {
-                release(conn);
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.sent_away();
                 conn.ask_for_room();

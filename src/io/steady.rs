@@ -65,7 +65,6 @@ unsafe fn send_parts(
         && tx.is_steady()
         && conn.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | RDSHUT) == 0)
         && !conn.corked.load(Relaxed)
-        && conn.held.load(Relaxed) == 0
         && !(remote.is_some() && tx.ring().is_small_for(len));
     // SAFETY: the caller's promise.
     if !steady || !unsafe { tx.ring().write_all(parts, len) } {

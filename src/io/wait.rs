@@ -45,7 +45,6 @@ fn sleep(
     let (bits, count): (u32, &AtomicU32) =
         if to_write { (FUTEX_TX, &conn.local().fut_tx) } else { (FUTEX_RX, &conn.local().fut_rx) };
     conn.in_sight();
-    release(conn);
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
     let ready = || changed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));

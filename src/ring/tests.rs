@@ -140,6 +140,59 @@ fn both_ways_give_the_same_stream() {
     assert!(short_writes > 5_000 && short_reads > 5_000, "{short_writes} {short_reads}");
 }
 
+fn set_aside(tx: &mut TxRing, data: &[u8]) -> usize {
+    // SAFETY: a slice is readable for its length.
+    unsafe { tx.set_aside(data.as_ptr(), data.len()) }.unwrap()
+}
+
+/// What was set aside is seen with the next byte that is not, or when it is shown, however the ring wraps and grows
+/// meanwhile; and if the writer is gone.
+#[test]
+fn what_is_set_aside_is_not_seen() {
+    let pair = Pair::new();
+    let mut grown = 0;
+    for seed in 0..200 {
+        let mut r = Random(seed);
+        let (mut tx, mut rx) = pair.ends();
+        let (mut buf, mut shown) = (vec![0; 2 * MAX], 0);
+        for _ in 0..400 {
+            let data = bytes(tx.produced, r.size(3000));
+            match r.next() % 8 {
+                0 => grown += u32::from(tx.grow(MAX)),
+                1 if write_all(&mut tx, &data) => shown = tx.produced,
+                2 if write(&mut tx, &data) > 0 => shown = tx.produced,
+                3 => {
+                    assert_eq!(tx.show(), shown != tx.produced, "seed {seed}");
+                    shown = tx.produced;
+                }
+                4..=5 => {
+                    let room = tx.space(usize::MAX).unwrap();
+                    assert_eq!(set_aside(&mut tx, &data), data.len().min(room), "seed {seed}");
+                }
+                _ => {
+                    let (n, at) = (r.size(8000), rx.consumed);
+                    let got = match r.one_in(2) {
+                        true => read_all(&mut rx, &mut buf[..n], 1),
+                        false => read(&mut rx, &mut buf[..n]).unwrap(),
+                    };
+                    assert!(buf[..got].iter().copied().eq((at..at + got as u64).map(byte)), "seed {seed}");
+                }
+            }
+            assert_eq!(tx.shown(), shown, "seed {seed}");
+            assert_eq!(rx.waiting(), shown - rx.consumed, "seed {seed}");
+        }
+        rx.orphan();
+        assert_eq!(rx.waiting(), tx.produced - rx.consumed, "seed {seed}");
+        let at = rx.consumed;
+        let got = read(&mut rx, &mut buf).unwrap();
+        assert!(buf[..got].iter().copied().eq((at..tx.produced).map(byte)), "seed {seed}");
+        tx.show();
+        tx.refresh().unwrap();
+        tx.release();
+    }
+    assert!(grown > 100, "{grown}");
+}
+
 /// Two threads at once: every byte in its place, however the ring wraps and grows meanwhile.
 #[test]
 fn a_reader_sees_no_byte_too_early() {
@@ -208,7 +261,12 @@ fn nothing_is_read_of_what_cannot_be() {
     slot.produced.store(100, SeqCst);
     assert_eq!(read_all(&mut rx, &mut buf, 1), 90);
     assert_eq!(buf[..90], data[10..]);
+    // What has been set aside is not what was written before.
+    slot.written.store(50, SeqCst);
+    rx.orphan();
+    assert_eq!(read(&mut rx, &mut buf), Ok(0));
     // The same of a writer.
+    assert_eq!(set_aside(&mut tx, &[0; 10]), 10);
     pair.theirs.consumed.store(101, SeqCst);
     assert!(!write_all(&mut tx, &[0; 4096]));
     assert_eq!(tx.space(4096), Err(Violation));

@@ -102,11 +102,13 @@ pub enum Op {
     Restart,
     /// Sends one urgent byte.
     Urgent,
+    /// Looks without rest until bytes are there, and leaves them; the answer is how many are seen then.
+    First,
     /// Ends.
     Quit,
 }
 
-const OPS: [Op; 18] = [
+const OPS: [Op; 19] = [
     Op::Listen,
     Op::Accept,
     Op::Connect,
@@ -124,6 +126,7 @@ const OPS: [Op; 18] = [
     Op::Poll,
     Op::Restart,
     Op::Urgent,
+    Op::First,
     Op::Quit,
 ];
 
@@ -273,7 +276,30 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
         Op::Poll => return sys::wait1(e.fd, b as i16, a as i32).map(|n| n as u64),
         Op::Restart => (e.tx, e.rx) = (0, 0),
         Op::Urgent => return sys::send(e.fd, b"!", libc::MSG_OOB).map(|n| n as u64),
+        Op::First => return first(e.fd),
         Op::Quit => {}
+    }
+    Ok(0)
+}
+
+/// How many bytes are seen by who looks for them without rest, in one way after the other.
+fn first(fd: RawFd) -> R<u64> {
+    let mut b = vec![0; 128 << 10];
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    for look in 0u32.. {
+        let there = match look % 3 {
+            0 => sys::poll1(fd, libc::POLLIN, 0)? != 0,
+            1 => sys::fionread(fd)? > 0,
+            _ => true,
+        };
+        if !there {
+            continue;
+        }
+        match sys::recv(fd, &mut b, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Err(libc::EAGAIN) if look % 3 < 2 => return Err(libc::EBADMSG),
+            Err(libc::EAGAIN) if std::time::Instant::now() < until => {}
+            r => return r.map(|n| n as u64),
+        }
     }
     Ok(0)
 }

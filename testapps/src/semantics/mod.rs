@@ -6,6 +6,7 @@ mod basic;
 mod bulk;
 mod cancel;
 mod closing;
+mod corks;
 pub mod cx;
 mod ends;
 mod environs;
@@ -54,6 +55,7 @@ fn all() -> Vec<Check> {
         bulk::CHECKS,
         found::CHECKS,
         surface::CHECKS,
+        corks::CHECKS,
         environs::CHECKS,
         unread::CHECKS,
         returns::CHECKS,

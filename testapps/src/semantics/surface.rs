@@ -25,8 +25,6 @@ pub const CHECKS: &[Check] = &[
     ("stdio-dprintf", dprintf),
     ("connect-to-nowhere", nowhere),
     ("connect-to-itself", itself),
-    ("cork", cork),
-    ("cork-never-drawn", cork_never_drawn),
     ("tcp-info", tcp_info),
     ("io-uring-set-up", io_uring),
     ("bad-addresses-above", bad_above),
@@ -346,44 +344,6 @@ fn itself(cx: &mut Cx) -> Res {
     }
     talk(fd, fd)?;
     sys::close(fd)?;
-    cx.warm(6, 0)
-}
-
-fn cork(cx: &mut Cx) -> Res {
-    for _ in 0..3 {
-        sys::setsockopt(cx.fd, libc::IPPROTO_TCP, libc::TCP_CORK, 1i32)?;
-        cx.send(10)?;
-        let b = cx.out(10);
-        same!(sys::send(cx.fd, &b, libc::MSG_MORE), Ok(10), "send with MSG_MORE");
-        cx.send(10)?;
-        sys::setsockopt(cx.fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0i32)?;
-        same!(cx.tell(Op::Recv, 30, 0, 0)?, 30, "bytes that arrived");
-    }
-    cx.warm(6, 0)
-}
-
-/// The kernel keeps bytes behind a cork for 200 ms and no longer; a full buffer draws it, too.
-fn cork_never_drawn(cx: &mut Cx) -> Res {
-    cx.warm(6, 0)?;
-    for how in [0, libc::MSG_MORE, 0, libc::MSG_MORE] {
-        sys::setsockopt(cx.fd, libc::IPPROTO_TCP, libc::TCP_CORK, i32::from(how == 0))?;
-        cx.post(Op::Recv, 20, 0, 0)?;
-        std::thread::sleep(Duration::from_millis(20));
-        for _ in 0..2 {
-            let b = cx.out(10);
-            same!(sys::send(cx.fd, &b, how), Ok(10), "send");
-        }
-        let begun = Instant::now();
-        same!(cx.wait()?, 20, "bytes that arrived");
-        let took = begun.elapsed();
-        ensure!(took < Duration::from_secs(2), "they took {took:?}");
-    }
-    sys::setsockopt(cx.fd, libc::IPPROTO_TCP, libc::TCP_CORK, 1i32)?;
-    cx.post(Op::Recv, 1 << 20, 0, 0)?;
-    for _ in 0..128 {
-        cx.send(8 << 10)?;
-    }
-    same!(cx.wait()?, 1 << 20, "bytes that arrived");
     cx.warm(6, 0)
 }
 
