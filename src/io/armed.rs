@@ -158,7 +158,14 @@ pub(super) fn armed_front(conn: &Conn, rx: &mut Rx) -> (Front, bool) {
         return (if n > 0 { Front::App(n as usize) } else { Front::Wait }, false);
     }
     match before_mark(conn, rx) {
-        (0, _) => (front(rx), false),
+        (0, _) => match front(rx) {
+            // It has come since, and may be more than a look at it shows.
+            Front::App(n) => match before_mark(conn, rx) {
+                (all, whole) if all > n => (Front::App(all), whole),
+                _ => (Front::App(n), false),
+            },
+            other => (other, false),
+        },
         (n, whole) => (Front::App(n), whole),
     }
 }
@@ -246,7 +253,7 @@ pub fn unread(rx: &mut Rx) -> usize {
         RxPath::Tcp | RxPath::Replay => {
             let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
             // What is being repeated had come before.
-            there.max(rx.missing())
+            there.max(rx.missing_shown())
         }
     }
 }
