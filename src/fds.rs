@@ -794,7 +794,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         // What is held back is another process's to show.
         visit::settle(c);
     }
-    let both = between.then(|| c.lock_both());
+    let both = (between && !c.tx_lock.held_by_me() && !c.rx_lock.held_by_me()).then(|| c.lock_both());
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
