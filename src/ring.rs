@@ -188,32 +188,34 @@ impl TxRing {
         any
     }
 
-    /// Writes as much as fits; publishes it, and what was set aside. Returns the count.
+    /// Writes as much as fits, a part of a message that [`TxRing::show`] is to follow: the peer sees no less of it than all, or
+    /// as much as is published at once. Returns the count.
     ///
     /// # Safety
     /// `src` must be readable for `len` bytes.
     #[inline]
     pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
         // SAFETY: the caller's promise.
-        unsafe { self.put(src, len, true) }
+        unsafe { self.put(src, len, STRIDE as u64) }
     }
 
-    /// Writes as much as fits; the peer does not see it before [`TxRing::show`] or the next [`TxRing::write`]. Returns the
-    /// count.
+    /// Writes as much as fits; the peer does not see it before [`TxRing::show`]. Returns the count.
     ///
     /// # Safety
     /// `src` must be readable for `len` bytes.
     pub unsafe fn set_aside(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
         // SAFETY: the caller's promise.
-        let n = unsafe { self.put(src, len, false) }?;
+        let n = unsafe { self.put(src, len, u64::MAX) }?;
         self.own().written.store(self.produced, Release);
         Ok(n)
     }
 
+    /// Writes as much as fits, and publishes it whenever there is `most` that is not.
+    ///
     /// # Safety
     /// `src` must be readable for `len` bytes.
     #[inline(always)]
-    unsafe fn put(&mut self, src: *const u8, len: usize, visible: bool) -> Result<usize, Violation> {
+    unsafe fn put(&mut self, src: *const u8, len: usize, most: u64) -> Result<usize, Violation> {
         let n = len.min(self.space(len)?);
         let mut done = 0;
         while done < n {
@@ -224,8 +226,8 @@ impl TxRing {
             unsafe { core::ptr::copy_nonoverlapping(src.add(done), self.ptr.add(at), part) };
             done += part;
             self.produced += part as u64;
-            if visible {
-                self.own().produced.store(self.produced, Release);
+            if self.produced - self.shown() >= most {
+                self.show();
             }
         }
         Ok(n)

@@ -185,11 +185,8 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         return Put::Full;
     }
     conn.stats().tx_bytes_ring.fetch_add(n as u64, Relaxed);
-    if !aside {
-        return Put::Sent(n);
-    }
-    if n < b.len() {
-        // There was no room for more.
+    if !aside || n < b.len() {
+        // (If it is to be held back, there was no room for more.)
         tx.ring().show();
         return Put::Sent(n);
     }

@@ -37,7 +37,9 @@ fn write_all(tx: &mut TxRing, data: &[u8]) -> bool {
 
 fn write(tx: &mut TxRing, data: &[u8]) -> usize {
     // SAFETY: as above.
-    unsafe { tx.write(data.as_ptr(), data.len()) }.unwrap()
+    let n = unsafe { tx.write(data.as_ptr(), data.len()) }.unwrap();
+    tx.show();
+    n
 }
 
 fn read_all(rx: &mut RxRing, to: &mut [u8], least: usize) -> usize {
@@ -160,12 +162,24 @@ fn what_is_set_aside_is_not_seen() {
             match r.next() % 8 {
                 0 => grown += u32::from(tx.grow(MAX)),
                 1 if write_all(&mut tx, &data) => shown = tx.produced,
-                2 if write(&mut tx, &data) > 0 => shown = tx.produced,
+                2 => {
+                    write(&mut tx, &data);
+                    shown = tx.produced;
+                }
                 3 => {
                     assert_eq!(tx.show(), shown != tx.produced, "seed {seed}");
                     shown = tx.produced;
                 }
-                4..=5 => {
+                4 => {
+                    // A part of a message.
+                    // SAFETY: a slice is readable for its length.
+                    let n = unsafe { tx.write(data.as_ptr(), data.len()) }.unwrap();
+                    let more = tx.shown() - shown;
+                    assert!(more == 0 || more >= STRIDE as u64, "seed {seed}: {more}");
+                    assert!(n == 0 || tx.produced - tx.shown() < STRIDE as u64, "seed {seed}");
+                    shown += more;
+                }
+                5 => {
                     let room = tx.space(usize::MAX).unwrap();
                     assert_eq!(set_aside(&mut tx, &data), data.len().min(room), "seed {seed}");
                 }
@@ -181,6 +195,8 @@ fn what_is_set_aside_is_not_seen() {
             assert_eq!(tx.shown(), shown, "seed {seed}");
             assert_eq!(rx.waiting(), shown - rx.consumed, "seed {seed}");
         }
+        let data = bytes(tx.produced, 10);
+        set_aside(&mut tx, &data);
         rx.orphan();
         assert_eq!(rx.waiting(), tx.produced - rx.consumed, "seed {seed}");
         let at = rx.consumed;

@@ -89,7 +89,7 @@ fn seen(cx: &mut Cx, (first, rest): (usize, usize), more: i32, draw: impl FnOnce
 }
 
 fn hides(cx: &mut Cx, i: usize, more: i32) -> Result<bool, Why> {
-    let rest = [10, 2000, 20_000, 40_000][i / 2 % 4];
+    let rest = [10, 2000, 20_000, 30_000][i / 2 % 4];
     seen(cx, (100, rest), more, |cx| {
         if more == 0 {
             put(cx, rest / 2, 0)?;
@@ -100,9 +100,10 @@ fn hides(cx: &mut Cx, i: usize, more: i32) -> Result<bool, Why> {
 }
 
 fn in_many(cx: &mut Cx, i: usize) -> Result<bool, Why> {
-    seen(cx, (100, 300), more(i), |cx| {
-        let b = cx.out(300);
-        same!(sys::sendmsg(cx.fd, &b, 3, 0), Ok(300), "sendmsg");
+    let n = [300, 30_000][i / 2 % 2];
+    seen(cx, (100, n), more(i), |cx| {
+        let b = cx.out(n);
+        same!(sys::sendmsg(cx.fd, &b, 3, 0), Ok(n), "sendmsg");
         set_cork(cx.fd, false)
     })
 }
