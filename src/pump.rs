@@ -420,7 +420,7 @@ fn replay(b: &mut Both, fd: i32) -> bool {
                 } else {
                     b.sw().replayed_back(n as u64);
                 }
-                if !hidden && conn.corked.load(Relaxed) {
+                if !hidden {
                     push(conn, fd);
                 }
                 moved = true;
