@@ -127,23 +127,43 @@ pub unsafe fn straight<R: Return, const N: usize>(n: c_long, args: [usize; N]) -
     raw(n, all)
 }
 
-/// The start of the library in which a function is, 0 if that is not known.
-fn base(function: *const c_void) -> usize {
-    // SAFETY: all-zero is a valid Dl_info; any address may be asked for.
-    unsafe {
-        let mut info: libc::Dl_info = core::mem::zeroed();
-        let found = libc::dladdr(function, &mut info) != 0;
-        if found {
-            info.dli_fbase as usize
-        } else {
-            0
+/// Where a library lies in which the function `of` is: `from..to`, nowhere as long as it was not found.
+struct Library {
+    of: usize,
+    from: usize,
+    to: usize,
+}
+
+impl Library {
+    fn has(&self, function: *const c_void) -> bool {
+        (self.from..self.to).contains(&(function as usize))
+    }
+}
+
+/// Finds two libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
+/// takes as long as to start a small program.)
+unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *mut c_void) -> c_int {
+    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 2]>());
+    let headers = core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+    let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).map(|h| {
+        let from = (info.dlpi_addr as usize).wrapping_add(h.p_vaddr as usize);
+        from..from.wrapping_add(h.p_memsz as usize)
+    });
+    for library in libraries {
+        if parts.clone().any(|part| part.contains(&library.of)) {
+            library.from = parts.clone().map(|part| part.start).min().unwrap_or(0);
+            library.to = parts.clone().map(|part| part.end).max().unwrap_or(0);
         }
     }
+    0
 }
 
 /// Finds out whether all of those that are called without libc are libc's, or libpthread's, where older ones have them.
 fn know_libc() {
-    let libc = [base(libc::gnu_get_libc_version as *const c_void), base(libc::pthread_self as *const c_void)];
+    let (libc, pthread) = (libc::gnu_get_libc_version as *const (), libc::pthread_self as *const ());
+    let mut libraries = [libc, pthread].map(|of| Library { of: of as usize, from: 0, to: 0 });
+    // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut libraries).cast()) };
     let all = [
         &read,
         &__read,
@@ -167,7 +187,7 @@ fn know_libc() {
         &__poll,
         &__poll_chk,
     ];
-    let theirs = libc[0] != 0 && all.iter().all(|real| libc.contains(&base(real.get())));
+    let theirs = all.iter().all(|real| libraries.iter().any(|l| l.has(real.get())));
     LIBCS.store(theirs, Ordering::Relaxed);
 }
 
