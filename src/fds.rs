@@ -814,15 +814,23 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     }
     match name {
         libc::SO_RCVLOWAT => {
-            // It wakes whoever waits for an edge.
-            c.kicks.fetch_add(1, SeqCst);
+            let Some(mut b) = both else { return outcome(r) };
             if c.is_managed() {
                 take_lowat(c, fd);
-                drop(both);
-                c.notify();
             } else {
                 note_lowat(c, fd);
             }
+            // It wakes whoever waits for an edge, if there is as much now, or the peer has ended its direction.
+            let ended = match c.is_managed() {
+                true => c.fin_seen() && !c.has_ended(END_RESET | END_FAILED),
+                false => sys::poll_now(fd, libc::POLLRDHUP) != 0 && !sys::is_tcp_closed(fd),
+            };
+            let there = io::unread(&mut b.rx);
+            if ended || there > 0 && there >= c.rcvlowat.load(Relaxed) as usize {
+                c.kicks.fetch_add(1, SeqCst);
+            }
+            drop(b);
+            c.notify();
         }
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
             let receive = matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);

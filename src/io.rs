@@ -34,7 +34,7 @@ mod receive;
 mod send;
 pub mod steady;
 mod wait;
-use armed::{armed_front, armed_peek, armed_rest, ring_peek};
+use armed::{armed_front, armed_peek, armed_rest};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use call::{poll_wait, Call};

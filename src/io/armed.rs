@@ -1,6 +1,7 @@
 //! What an armed connection's TCP stream holds: bytes of the program's, then perhaps the mark, behind which the
 //! ring goes on.
 
+use super::receive::ring_take;
 use super::*;
 
 /// What stands at the front of an armed connection's TCP stream.
@@ -124,28 +125,13 @@ fn is_last(fd: c_int, n: usize) -> bool {
     sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|there| there as usize <= n)
 }
 
-/// Copies what is in the ring behind the first `at` bytes of the program's buffers, and leaves it there.
-pub(super) fn ring_peek(rx: &mut Rx, b: Bufs, at: usize) -> Take {
-    let mut n = 0;
-    for (p, len) in b.after(at).parts() {
-        // SAFETY: the program's buffer, as it gave it.
-        let got = unsafe { rx.ring().peek(n, p, len) }.unwrap_or(0);
-        n += got;
-        if got < len {
-            break;
-        }
-    }
-    match at + n {
-        0 => Take::Empty,
-        n => Take::Got(n),
-    }
-}
-
 /// Looks at the `before` bytes that stand before the mark, and at what is in the ring behind it: a program
 /// that peeks until it sees enough must see more than ends at the mark.
-pub(super) fn armed_peek(fd: c_int, conn: &Conn, rx: &mut Rx, b: Bufs, before: usize) -> Take {
-    match tcp_take(fd, conn, b, before, libc::MSG_PEEK) {
-        Take::Got(n) if n == before && conn.is_mapped() && rx.ring().is_attached() => ring_peek(rx, b, n),
+pub(super) fn armed_peek(fd: c_int, conn: &Conn, rx: &mut Rx, b: Bufs, before: usize, flags: c_int) -> Take {
+    match tcp_take(fd, conn, b, before, flags) {
+        Take::Got(n) if n == before && conn.is_mapped() && rx.ring().is_attached() => {
+            Take::Got(n + ring_take(conn, rx, b.after(n), flags).unwrap_or(0))
+        }
         t => t,
     }
 }

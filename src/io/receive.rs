@@ -68,9 +68,9 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
             ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got)
         }
         // What was to be repeated will not be, if the connection has failed meanwhile.
-        RxPath::Returning if !conn.has_ended(END_EOF) => match peek && !trunc {
+        RxPath::Returning if !conn.has_ended(END_EOF) => match peek {
             // What is peeked at now is repeated on TCP later.
-            true if rx.ring().waiting() > 0 => ring_peek(&mut rx, b, 0),
+            true if rx.ring().waiting() > 0 => ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got),
             // The end is announced after the last byte.
             _ if conn.fin_seen() && rx.ring().waiting() == 0 => failed(conn),
             _ => Take::Empty,
@@ -129,7 +129,7 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
             r
         }
         RxPath::Armed | RxPath::Draining => match armed_front(conn, &mut rx) {
-            (Front::App(n), true) if peek && !trunc => armed_peek(fd, conn, &mut rx, b, n),
+            (Front::App(n), true) if peek => armed_peek(fd, conn, &mut rx, b, n, flags),
             (Front::App(n), whole) => match tcp_take(fd, conn, b, n, flags) {
                 Take::Got(got) if whole && got == n && !peek => {
                     // Nothing else will look at the mark, whose arrival was announced with these bytes: the program
@@ -184,7 +184,7 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
 }
 
 /// Takes what is in the ring.
-fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
+pub(super) fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
     let peek = flags & libc::MSG_PEEK != 0;
     let trunc = flags & libc::MSG_TRUNC != 0;
     if let ([one], false) = (b.iov, peek || trunc) {

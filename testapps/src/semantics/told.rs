@@ -3,10 +3,13 @@
 use super::cx::{Cx, Op, Res};
 use super::procs::{child, reap};
 use super::surface::hidden;
-use super::waiting::set;
+use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
-use libc::{EPOLLET, EPOLLIN, EPOLLRDHUP, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{
+    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN,
+    POLLOUT, POLLRDHUP,
+};
 use libc::{SA_RESTART, SHUT_RDWR, SHUT_WR, SIGUSR1};
 use std::time::Instant;
 
@@ -27,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
     ("waits-for-the-low-water-mark", low_water),
+    ("edge-low-water", low_water_edges),
     ("edge-short-receive", short_receive),
 ];
 
@@ -389,6 +393,32 @@ fn low_water(cx: &mut Cx) -> Res {
     }
     ensure!(other.join().is_ok(), "a thread");
     cx.warm(6, 0)
+}
+
+/// `SO_RCVLOWAT` tells who waits for edges again of what is there, if it is as much, and of nothing else.
+fn low_water_edges(cx: &mut Cx) -> Res {
+    let lowat = |cx: &Cx, n: i32| sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, n);
+    let ep = set(cx, EPOLLIN | EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "what there is at first");
+    lowat(cx, 1)?;
+    same!(events(ep, 20)?, 0, "nothing has come");
+    cx.tell(Op::Send, 50, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT, "bytes have come");
+    lowat(cx, 100)?;
+    same!(events(ep, 20)?, 0, "less has come than is waited for");
+    lowat(cx, 50)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT, "as much has come");
+    lowat(cx, 1)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT, "more has come");
+    cx.recv(50)?;
+    // What its peer has not read makes the close a reset.
+    sys::write_all(cx.fd, &[0; 50])?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP, "a reset");
+    util::pause_ms(20);
+    lowat(cx, 2)?;
+    same!(events(ep, 20)?, 0, "nothing comes after a reset");
+    Ok(sys::close(ep)?)
 }
 
 /// A receive of less than was asked for has taken all that there was: who knows that waits for the next edge.

@@ -7,7 +7,7 @@ use super::partial::until_reset;
 use super::procs::bye;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT};
+use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, MSG_PEEK, POLLERR, POLLHUP, POLLIN, POLLOUT};
 use std::time::{Duration, Instant};
 
 /// The checks of this file.
@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
     ("unread-by-who-only-sends", who_only_sends),
+    ("unread-looked-at", looked_at),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -231,6 +232,21 @@ fn rest(cx: &mut Cx) -> Res {
     same!(cx.tell(Op::Recv, OURS as u64, 0, 0)?, OURS as u64, "bytes that were left unread at the other end");
     cx.warm(40, 0)?;
     bye(cx)?;
+    Ok(())
+}
+
+/// A look finds all that has come, whichever way, also one that is not to copy it.
+fn looked_at(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    unread(cx, N)?;
+    let mut b = vec![0; 2 * N];
+    for most in [N - 1, N, 2 * N] {
+        same!(sys::recv(cx.fd, &mut b[..most], MSG_PEEK)?, most.min(N), "a look at {most}");
+        same!(sys::recv_discard(cx.fd, most, MSG_PEEK)?, most.min(N), "a look at {most} without a copy");
+    }
+    cx.take(&b[..N])?;
+    cx.arrive(N)?;
+    same!(sys::recv_discard(cx.fd, 2 * N, 0)?, N, "what there was");
     Ok(())
 }
 
