@@ -161,14 +161,15 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
                 }
                 // Others who wait in the kernel must be woken by the mark (see `pump`), or this thread waits there and
                 // is in a handler. What is behind the mark can be had all the same.
-                match at {
-                    Front::Mark if conn.is_mapped() && both.rx.ring().is_attached() => {
-                        match ring_take(conn, &mut both.rx, b, flags) {
-                            Ok(n @ 1..) => Take::Got(n),
-                            _ => Take::Empty,
-                        }
+                if at == Front::Mark && conn.is_mapped() && both.rx.ring().is_attached() {
+                    if let Ok(n @ 1..) = ring_take(conn, &mut both.rx, b, flags) {
+                        return Take::Got(n);
                     }
-                    _ => Take::Empty,
+                }
+                // Nobody takes the mark of what was reset, and nothing comes that could be waited for.
+                match conn.has_ended(END_EOF) {
+                    true => failed(conn),
+                    false => Take::Empty,
                 }
             }
             (Front::Wait, _) => Take::Empty,

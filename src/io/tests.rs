@@ -232,6 +232,27 @@ fn what_cannot_return_is_reset() {
     conn.set_phase(Phase::Closed);
 }
 
+/// A connection that was reset while its mark had come and was not taken, and whose error was told, has ended: a receive
+/// that waited would wait for ever.
+#[test]
+fn what_was_reset_before_its_mark_was_taken_has_ended() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    know(ours.as_raw_fd(), conn);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    theirs.write_all(&wire::mark(&NONCE)).unwrap();
+    settle(conn, libc::POLLIN);
+    pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
+    assert_eq!(conn.take_error(), libc::EPIPE);
+    let mut buf = [0u8; 8];
+    let one = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    // SAFETY: a buffer that lives as long as the call.
+    let r = unsafe { recv(ours.as_raw_fd(), &[one], core::ptr::null_mut(), 0) };
+    assert_eq!(r, crate::ops::Outcome::Done(0));
+    table::take(ours.as_raw_fd());
+    conn.set_phase(Phase::Closed);
+}
+
 /// An armed end of a program that has found no room, and the peer's; how much the kernel took.
 fn full(slot: &Slot, own: &Slot) -> (&'static Conn, TcpStream, TcpStream, usize) {
     let (conn, ours, theirs) = armed(slot);
