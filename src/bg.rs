@@ -16,7 +16,7 @@ use crate::switch::RxPath;
 use crate::switch::TxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
-use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, pump, remains, rules, table, visit};
+use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, pump, remains, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -20,6 +20,7 @@ pub mod layout;
 pub mod link;
 pub mod log;
 pub mod ops;
+pub mod options;
 pub mod pins;
 pub mod poll;
 pub mod process;

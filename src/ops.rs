@@ -2,8 +2,8 @@
 //! expression each, and all logic starts here.
 
 use crate::stats::Why;
-use crate::sys::Errno;
-use crate::{bg, epoll, fds, foreign, io, poll, process, retire, streams, table, transfer};
+use crate::sys::{self, Errno};
+use crate::{bg, epoll, fds, foreign, io, options, poll, process, retire, streams, table, transfer};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -17,6 +17,16 @@ pub enum Outcome {
     Done(isize),
     /// Served by us: the hook sets `errno` to this and returns -1.
     Fail(Errno),
+}
+
+/// As the system call has ended.
+impl From<sys::SysResult> for Outcome {
+    fn from(r: sys::SysResult) -> Outcome {
+        match r {
+            Ok(v) => Outcome::Done(v as isize),
+            Err(e) => Outcome::Fail(e),
+        }
+    }
 }
 
 /// The library is loaded.
@@ -450,7 +460,7 @@ pub fn stream_made(fd: c_int) {
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { fds::fcntl(fd, cmd, arg) }
+    unsafe { options::fcntl(fd, cmd, arg) }
 }
 
 /// `ioctl(2)`.
@@ -460,7 +470,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
 pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { fds::ioctl(fd, req, arg) }
+    unsafe { options::ioctl(fd, req, arg) }
 }
 
 /// `getsockopt(2)`.
@@ -470,7 +480,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { fds::getsockopt(fd, level, name, val, len) }
+    unsafe { options::getsockopt(fd, level, name, val, len) }
 }
 
 /// `setsockopt(2)`.
@@ -480,7 +490,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
     foreign!(fd);
     // SAFETY: the caller's promise.
-    unsafe { fds::setsockopt(fd, level, name, val, len) }
+    unsafe { options::setsockopt(fd, level, name, val, len) }
 }
 
 /// `ppoll(2)` and its kin. `timeout_ns` < 0 waits for ever; `sigmask` may be null.

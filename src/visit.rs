@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns, timespec_of};
 use crate::sys::{self, sys};
-use crate::{bell, bg, chaos, fdhigh, fds, foreign, poll, process, pump, rendezvous};
+use crate::{bell, bg, chaos, fdhigh, foreign, options, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -124,7 +124,7 @@ pub fn look(c: &'static Conn) -> Look {
                 if let Some(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
                     c.set_tcp_counts(counts);
                 }
-                fds::give_lowat(c, fd);
+                options::give_lowat(c, fd);
                 c.set_phase(Phase::Raw);
                 return Look::Back;
             }
@@ -196,7 +196,7 @@ fn abandon(c: &'static Conn) {
         c.why(Why::Forked);
         c.set_phase(Phase::Plain);
     } else {
-        fds::give_lowat(c, c.local().fd.load(Relaxed));
+        options::give_lowat(c, c.local().fd.load(Relaxed));
         c.set_phase(Phase::Raw);
     }
 }

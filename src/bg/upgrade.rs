@@ -439,7 +439,7 @@ impl Bg {
         if let Some(counts) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
             conn.set_tcp_counts(counts);
         }
-        fds::give_lowat(conn, fd);
+        options::give_lowat(conn, fd);
         conn.set_phase(Phase::Raw);
         chaos::stumble();
         // How it failed was told, and the kernel may not know that it has.
@@ -604,10 +604,10 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !rv::counts_match(fd, conn.connector.load(Relaxed), conn.tx_tcp(), conn.rx_tcp()) {
         return Err(Why::Bypass);
     }
-    if fds::uses_feature(fd) {
+    if options::uses_feature(fd) {
         return Err(Why::Feature);
     }
-    fds::read_options(conn, fd);
+    options::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
     let own = l.side.slot(slot);
     if let Some(r) = l.remote() {
@@ -642,7 +642,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !conn.connector.load(Relaxed) {
         crate::spin::SERVES.store(true, Relaxed);
     }
-    fds::take_lowat(conn, fd);
+    options::take_lowat(conn, fd);
     let option = |name: i32| sys::sockopt_int(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
     // It may have been set before the library knew the connection, or by another process.
     conn.corked.store(option(libc::TCP_CORK) != 0, SeqCst);

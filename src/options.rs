@@ -1,0 +1,369 @@
+//! Socket options, `fcntl` and `ioctl`: what a program sets holds on a ring as well, or brings the connection back to TCP.
+
+use crate::conn::*;
+use crate::ops::Outcome;
+use crate::stats::Why;
+use crate::switch::{RxPath, TxPath};
+use crate::sys::{self, sys};
+use crate::{config, epoll, io, process, pump, table, visit};
+use core::sync::atomic::Ordering::*;
+use libc::{c_int, c_void, linger, socklen_t, timeval};
+
+/// Which buffer sizes were set by the program (Linux 5.14).
+const SO_BUF_LOCK: c_int = 72;
+
+/// Options that were set before we knew the connection; an accepted one inherits its listener's.
+pub fn read_options(c: &Conn, fd: c_int) {
+    // A program that has bounded what may be under way counts on a sender that has to wait. The kernel would
+    // hold as much, or twice that; what it had grown to by itself is no bound.
+    const SNDBUF_LOCKED: c_int = 1;
+    let max = config::get().ring_max;
+    let cap = match sys::sockopt_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK) {
+        Ok(locks) if locks & SNDBUF_LOCKED != 0 => {
+            let n = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(c_int::MAX);
+            (n.max(4096) as usize).checked_next_power_of_two().unwrap_or(max).min(max)
+        }
+        _ => max,
+    };
+    c.ring_cap.store(cap, Relaxed);
+    for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
+        match read_timeout(fd, name) {
+            // The kernel does not tell one from the other.
+            0 if to.load(Relaxed) == AT_ONCE => {}
+            t => to.store(t, Relaxed),
+        }
+    }
+}
+
+/// A time limit of less than nothing, which the kernel takes for one that is always over. Not 0, which is none.
+const AT_ONCE: i64 = 1;
+
+/// A time limit in nanoseconds, as the kernel has understood it.
+fn read_timeout(fd: c_int, name: c_int) -> i64 {
+    let mut t = timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<timeval>() as socklen_t;
+    // SAFETY: `t` and `len` are writable.
+    let _ = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, name, &mut t, &mut len) };
+    t.tv_sec * 1_000_000_000 + t.tv_usec * 1000
+}
+
+/// Notes the socket's `SO_RCVLOWAT`, by which calls go that do not wait in the kernel.
+fn note_lowat(c: &Conn, fd: c_int) {
+    if let Ok(n) = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        c.rcvlowat.store(n.max(1) as u32, Relaxed);
+    }
+}
+
+/// Notes the socket's `SO_RCVLOWAT`, and takes it from the kernel. While the connection is managed the kernel's is 1, because marks and frames are
+/// shorter than what a program may wait for, and whoever sleeps there must be woken by them.
+pub fn take_lowat(c: &Conn, fd: c_int) {
+    note_lowat(c, fd);
+    set_lowat(c, fd, 1);
+}
+
+/// Gives `SO_RCVLOWAT` back to the kernel. Under both locks.
+pub fn give_lowat(c: &Conn, fd: c_int) {
+    set_lowat(c, fd, c.rcvlowat.load(Relaxed));
+}
+
+fn set_lowat(c: &Conn, fd: c_int, n: u32) {
+    if c.rcvlowat.load(Relaxed) > 1 {
+        // SAFETY: `n` is readable for its size.
+        let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &n, 4) };
+    }
+}
+
+/// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
+/// way, and what was seen before tells nothing of it.
+fn blocking(c: &Conn, yes: bool) {
+    let was = !c.nonblock.swap(!yes, Relaxed);
+    if was && !yes && c.local().watchers.load(SeqCst) == 0 {
+        match c.phase() {
+            Phase::Managed => c.sent_away(),
+            _ => c.evidence.store(false, Relaxed),
+        }
+    }
+}
+
+/// `fcntl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    match cmd {
+        libc::F_SETFL => {
+            // SAFETY: as for the call.
+            let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
+            if r.is_ok() {
+                blocking(c, arg as c_int & libc::O_NONBLOCK == 0);
+                if arg as c_int & libc::O_ASYNC != 0 {
+                    // SIGIO comes from the kernel's socket only.
+                    process::give_up(c, Why::Feature);
+                }
+            }
+            Outcome::from(r)
+        }
+        _ => Outcome::Bypass,
+    }
+}
+
+/// `ioctl(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    if req == libc::FIONBIO {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
+        if r.is_ok() {
+            // SAFETY: the kernel has just read it.
+            blocking(c, unsafe { *(arg as *const c_int) } == 0);
+        }
+        return Outcome::from(r);
+    }
+    if req == libc::FIOASYNC {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
+        // SAFETY: the kernel has just read it.
+        if r.is_ok() && unsafe { *(arg as *const c_int) } != 0 {
+            process::give_up(c, Why::Feature);
+        }
+        return Outcome::from(r);
+    }
+    if c.is_inherited() {
+        visit::settle(c);
+    }
+    if c.phase() != Phase::Managed || io::is_nowhere(arg) {
+        return Outcome::Bypass;
+    }
+    let value = if req == libc::FIONREAD {
+        let mut b = c.lock_both();
+        if b.rx.path() == RxPath::Tcp {
+            return Outcome::Bypass;
+        }
+        crate::io::unread(&mut b.rx) as c_int
+    } else if req == libc::TIOCOUTQ {
+        match c.unacknowledged() {
+            Some(n) => n as c_int,
+            None => return Outcome::Bypass,
+        }
+    } else {
+        return Outcome::Bypass;
+    };
+    if req == libc::FIONREAD && value > 0 {
+        epoll::seen(c);
+    }
+    // SAFETY: the program's `int`.
+    unsafe { *(arg as *mut c_int) = value };
+    Outcome::Done(0)
+}
+
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+
+/// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
+pub fn uses_feature(fd: c_int) -> bool {
+    const ON: [(c_int, c_int); 6] = [
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+        (libc::IPPROTO_TCP, libc::TCP_INQ),
+    ];
+    let mut name = [0u8; 16];
+    let mut len = name.len() as socklen_t;
+    // SAFETY: queries that write to our own memory.
+    let (flags, ulp) = unsafe {
+        (
+            sys!(libc::SYS_fcntl, fd, libc::F_GETFL).unwrap_or(0),
+            sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr(), &mut len),
+        )
+    };
+    flags & libc::O_ASYNC as usize != 0
+        || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|v| v >= 0)
+        || ulp.is_ok() && len > 0
+        || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
+}
+
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    // A negative length, too, is the kernel's to refuse. (So is a bad address, where the answer is not ours.)
+    // SAFETY: the program's memory.
+    let fits = || !io::is_nowhere(val as usize) && !io::is_nowhere(len as usize) && unsafe { *len } as c_int >= 4;
+    let ours = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
+    let e = match (level, name) {
+        // Also to a child that has not used the connection: the kernel has told it to who owns that.
+        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits() => {
+            let told = c.has_ended(END_TOLD);
+            if c.is_ours() && !c.has_ended(END_EOF) {
+                pump::drive(c);
+            }
+            // What the kernel has to say of what was told already is no news.
+            io::pending_error(fd).filter(|_| !told).or_else(|| io::reset_ahead(c)).unwrap_or(0)
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
+        // SAFETY: the caller's promise.
+        (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
+            process::give_up(c, Why::Feature);
+            return Outcome::Bypass;
+        }
+        _ => return Outcome::Bypass,
+    };
+    if !fits() {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the program's memory.
+    unsafe {
+        *(val as *mut c_int) = e;
+        *len = 4;
+    }
+    Outcome::Done(0)
+}
+
+/// `TCP_INFO`: the kernel's, but ends that were told in the ring have happened, though its own come only later.
+///
+/// # Safety
+/// As for `getsockopt`.
+unsafe fn tcp_info(c: &Conn, fd: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    // linux/tcp_states.h
+    const ESTABLISHED: u8 = 1;
+    const FIN_WAIT1: u8 = 4;
+    const FIN_WAIT2: u8 = 5;
+    const CLOSE: u8 = 7;
+    const CLOSE_WAIT: u8 = 8;
+    let (theirs, ours) = (c.fin_seen(), c.has_ended(END_WRSHUT));
+    // SAFETY: the program's arguments, for the kernel to check.
+    let r = unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, val, len) };
+    // SAFETY: the kernel has just written both.
+    if r.is_ok() && unsafe { *len } > 0 {
+        // SAFETY: as above; the state is the first byte.
+        let state = unsafe { &mut *val.cast::<u8>() };
+        *state = match (*state, theirs, ours) {
+            (ESTABLISHED, true, false) => CLOSE_WAIT,
+            (ESTABLISHED, false, true) => FIN_WAIT2,
+            (ESTABLISHED | FIN_WAIT1 | FIN_WAIT2 | CLOSE_WAIT, true, true) => CLOSE,
+            (s, _, _) => s,
+        };
+    }
+    Outcome::from(r)
+}
+
+/// The bound of what may be under way was changed. The kernel wakes all who wait, if there is room now.
+fn more_room(c: &Conn) {
+    if !c.is_managed() {
+        return;
+    }
+    {
+        let mut tx = c.lock_tx();
+        if tx.path() == TxPath::Ring && tx.ring().can_grow(c.ring_limit()) {
+            c.nospace.store(false, Relaxed);
+        }
+    }
+    if c.writable() {
+        c.kicks.fetch_add(1, SeqCst);
+        c.notify();
+    }
+}
+
+/// `setsockopt(2)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    let feature = matches!(
+        (level, name),
+        (
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY
+                | libc::SO_OOBINLINE
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_TIMESTAMPING
+                | libc::SO_PEEK_OFF
+                | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
+        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
+    );
+    if feature {
+        process::give_up(c, Why::Feature);
+        return Outcome::Bypass;
+    }
+    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
+    if level != libc::SOL_SOCKET && !tcp {
+        return Outcome::Bypass;
+    }
+    // What an upgrade or a return under way makes of it must not be in between.
+    let between = matches!((level, name), (libc::SOL_SOCKET, libc::SO_RCVLOWAT) | (libc::IPPROTO_TCP, libc::TCP_CORK));
+    if tcp && c.is_inherited() && c.held.load(SeqCst) != 0 {
+        // What is held back is another process's to show.
+        visit::settle(c);
+    }
+    let both = (between && !c.tx_lock.held_by_me() && !c.rx_lock.held_by_me()).then(|| c.lock_both());
+    // SAFETY: as for the call.
+    let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
+    if r.is_err() {
+        return Outcome::from(r);
+    }
+    if tcp {
+        // SAFETY: the kernel has just read it.
+        let on = unsafe { (val as *const c_int).read_unaligned() } != 0;
+        if name == libc::TCP_CORK {
+            c.corked.store(on, SeqCst);
+        }
+        drop(both);
+        if on == (name == libc::TCP_NODELAY) {
+            io::release(c);
+        }
+        return Outcome::from(r);
+    }
+    match name {
+        libc::SO_RCVLOWAT => {
+            let Some(mut b) = both else { return Outcome::from(r) };
+            if c.is_managed() {
+                take_lowat(c, fd);
+            } else {
+                note_lowat(c, fd);
+            }
+            // It wakes whoever waits for an edge, if there is as much now, or the peer has ended its direction.
+            let ended = match c.is_managed() {
+                true => c.fin_seen() && !c.has_ended(END_RESET | END_FAILED),
+                false => sys::poll_now(fd, libc::POLLRDHUP) != 0 && !sys::is_tcp_closed(fd),
+            };
+            let there = io::unread(&mut b.rx);
+            if ended || there > 0 && there >= c.rcvlowat.load(Relaxed) as usize {
+                c.kicks.fetch_add(1, SeqCst);
+            }
+            drop(b);
+            c.notify();
+        }
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
+            let receive = matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
+            // SAFETY: the kernel has just read it.
+            let over = unsafe { (val as *const timeval).read_unaligned() }.tv_sec < 0;
+            let t = if over { AT_ONCE } else { read_timeout(fd, name) };
+            if receive { &c.rcvtimeo } else { &c.sndtimeo }.store(t, Relaxed);
+        }
+        libc::SO_SNDBUF => {
+            read_options(c, fd);
+            more_room(c);
+        }
+        libc::SO_LINGER if len as usize >= size_of::<linger>() => {
+            // SAFETY: the kernel has just read it.
+            let l = unsafe { (val as *const linger).read_unaligned() };
+            c.linger0.store(l.l_onoff != 0 && l.l_linger == 0, Relaxed);
+        }
+        _ => {}
+    }
+    Outcome::from(r)
+}
