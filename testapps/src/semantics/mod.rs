@@ -16,6 +16,7 @@ mod handlers;
 mod images;
 mod jumps;
 mod partial;
+mod polling;
 mod pool;
 mod procs;
 mod returns;
@@ -41,6 +42,7 @@ fn all() -> Vec<Check> {
         basic::CHECKS,
         ends::CHECKS,
         partial::CHECKS,
+        polling::CHECKS,
         waiting::CHECKS,
         signals::CHECKS,
         handlers::CHECKS,
