@@ -5,7 +5,8 @@
 //! nothing that happens to it as far as the program can know. So each item remembers what it was told last, and is told
 //! again only if there is more.
 
-use crate::conn::{Conn, Rx};
+use crate::conn::{Conn, Rx, END_EOF};
+use crate::layout::ABORT;
 use crate::switch::RxPath;
 use crate::sys;
 use core::sync::atomic::Ordering::*;
@@ -41,7 +42,9 @@ impl News {
             RxPath::Armed | RxPath::Draining => crate::io::before_mark(conn, rx).1,
             _ => true,
         };
-        let end = (conn.fin_seen() && there || ended()) as u64;
+        // A reset is told of at once, also where it stands behind bytes, and found once more when they are taken.
+        let reset = conn.has_ended(END_EOF) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
+        let end = (conn.fin_seen() && there || reset || ended()) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
         News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks }
     }
