@@ -38,7 +38,7 @@ use armed::{armed_front, armed_peek, armed_rest};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use call::{poll_wait, Call};
-use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message};
+use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message, told_by_kernel};
 pub use errors::{lost_error, pending_error, reset_ahead};
 use held::{holds, note_held, note_more};
 pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};

@@ -20,8 +20,10 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
     let kernel = || conn.has_ended(END_TXDEAD) || conn.peer_closed() || conn.lock_tx().path() == TxPath::Tcp;
     let e = match conn.take_error() {
         0 if conn.has_ended(END_WRSHUT | END_FAILED) => shut_error(fd, conn),
-        // SAFETY: no bytes are read.
-        0 if kernel() => unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().unwrap_or(0),
+        0 if kernel() => {
+            // SAFETY: no bytes are read.
+            unsafe { sys::send(fd, core::ptr::null(), 0, quiet) }.err().map_or(0, |e| told_by_kernel(conn, e))
+        }
         e => e,
     };
     match e {
@@ -29,6 +31,14 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
         libc::EPIPE => broken_pipe(flags),
         e => Outcome::Fail(e),
     }
+}
+
+/// The kernel has told a send to a peer that is gone how that ended: what the peer says of it is no news then.
+pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
+    if matches!(e, libc::EPIPE | libc::ECONNRESET) && conn.peer_closed() {
+        conn.end.fetch_or(END_TOLD, SeqCst);
+    }
+    e
 }
 
 /// An error that the kernel has told the library's own call: a send, or who asks for it, is told before what came before

@@ -125,7 +125,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
                 Put::Sent(n)
             }
             Err(libc::EAGAIN) => Put::Full,
-            Err(e) => Put::Error(e),
+            Err(e) => Put::Error(told_by_kernel(conn, e)),
         };
     }
     if b.is_nowhere() {

@@ -376,6 +376,8 @@ fn closed_hangs_up_late(_: &mut Cx) -> Res {
         same!(sys::send(b, &[3; 5000][..n], MSG_NOSIGNAL), Ok(n), "send to who has closed");
         same!(comes_to(b, POLLRDHUP, POLLRDHUP | POLLERR | POLLHUP)?, POLLRDHUP | POLLERR | POLLHUP, "poll of a reset");
         same!(sys::send(b, &[1], MSG_NOSIGNAL), Err(EPIPE), "the next send");
+        same!(sys::poll1(b, POLLRDHUP, 0)?, POLLRDHUP | POLLHUP, "poll when the reset was told");
+        same!(sys::getsockopt_int(b, libc::SOL_SOCKET, libc::SO_ERROR)?, 0, "SO_ERROR when it was told");
         same!(sys::recv(b, &mut [0; 500], 0), Ok(402), "recv of what came");
         same!(sys::recv(b, &mut [0; 500], 0), Ok(0), "recv of the end");
         sys::close(b)?;
