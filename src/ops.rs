@@ -273,7 +273,7 @@ pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
     if table::is_foreign(fd) {
         return None;
     }
-    io::pending_error(fd)
+    io::asked_error(fd, table::conn(fd)?)
 }
 
 /// `send(2)`, `write(2)`.

@@ -5,7 +5,7 @@ use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
-use crate::{config, epoll, io, process, pump, table, visit};
+use crate::{config, epoll, io, process, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_void, linger, socklen_t, timeval};
 
@@ -203,14 +203,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
     let ours = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
     let e = match (level, name) {
         // Also to a child that has not used the connection: the kernel has told it to who owns that.
-        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits() => {
-            let told = c.has_ended(END_TOLD);
-            if c.is_ours() && !c.has_ended(END_EOF) {
-                pump::drive(c);
-            }
-            // What the kernel has to say of what was told already is no news.
-            io::pending_error(fd).filter(|_| !told).or_else(|| io::reset_ahead(c)).unwrap_or(0)
-        }
+        (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits() => io::asked_error(fd, c).unwrap_or(0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
         // SAFETY: the caller's promise.
         (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },

@@ -51,11 +51,21 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
 
 /// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone, and for a send
 /// that must fail anyway.
-pub fn reset_ahead(conn: &Conn) -> Option<Errno> {
+fn reset_ahead(conn: &Conn) -> Option<Errno> {
     if !conn.is_reset_ahead() || conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD != 0 {
         return None;
     }
     Some(if conn.fin_seen() { libc::EPIPE } else { libc::ECONNRESET })
+}
+
+/// What who asks for errors alone is told, and nobody after it.
+pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
+    let told = conn.has_ended(END_TOLD);
+    if conn.is_ours() && !conn.has_ended(END_EOF) {
+        pump::drive(conn);
+    }
+    // What the kernel has to say of what was told already is no news.
+    pending_error(fd).filter(|_| !told).or_else(|| reset_ahead(conn))
 }
 
 /// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something

@@ -31,6 +31,8 @@ pub const CHECKS: &[Check] = &[
     ("unread-duplicates", duplicates),
     ("unread-by-who-only-sends", who_only_sends),
     ("unread-looked-at", looked_at),
+    ("unread-recvmmsg-tells-errors-first", |cx| errors_first(cx, false)),
+    ("unread-recvmmsg-tells-of-a-refusal-first", |cx| errors_first(cx, true)),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -248,6 +250,23 @@ fn looked_at(cx: &mut Cx) -> Res {
     cx.arrive(N)?;
     same!(sys::recv_discard(cx.fd, 2 * N, 0)?, N, "what there was");
     Ok(())
+}
+
+/// `recvmmsg` tells of a reset before what came before it: a close with bytes unread, or what comes to who has shut both.
+fn errors_first(cx: &mut Cx, refuses: bool) -> Res {
+    const N: usize = 2990;
+    unread(cx, N)?;
+    if refuses {
+        sys::shutdown(cx.fd, libc::SHUT_RDWR)?;
+        cx.tell(Op::Send, 10, 0, 0)?;
+    } else {
+        cx.tell(Op::Close, 0, 0, 0)?;
+    }
+    until_reset(cx)?;
+    let mut b = vec![0; 2 * N];
+    same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Err(ECONNRESET), "recvmmsg with bytes before the error");
+    same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Ok(vec![N, 0]), "recvmmsg when it was told");
+    cx.take(&b[..N])
 }
 
 /// A program that sends, and does not read for long, gets to its ring all the same: what its peer has sent fills the
