@@ -298,9 +298,13 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         if b.len() == 0 && conn.phase() == Phase::Managed && conn.takeable(1) && !told() {
             return Step::Return(Outcome::Done(0));
         }
-        let want = (least.saturating_sub(b.skip) as u32).clamp(1, conn.rcvlowat.load(Relaxed).max(1));
+        // In the kernel such a call has taken what has come when a signal ends it.
+        let by_and_by = flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_WAITALL;
+        let most = if by_and_by { 1 } else { conn.rcvlowat.load(Relaxed).max(1) };
+        let want = (least.saturating_sub(b.skip) as u32).clamp(1, most);
         if together && b.skip == 0 && conn.is_at(fd) && conn.is_managed() && !conn.takeable(want) {
-            match wait(fd, conn, Some(want), (false, lose(b)), call) {
+            let some = conn.takeable(1);
+            match wait(fd, conn, Some(if some { want } else { 1 }), (some, lose(b)), call) {
                 Ok(()) => continue,
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),

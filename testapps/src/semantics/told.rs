@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("told-how-a-refusal-ended", refusal),
     ("a-receive-of-nothing-waits-once", nothing),
     ("waits-for-the-low-water-mark", low_water),
+    ("low-water-and-a-signal", low_water_signal),
     ("edge-low-water", low_water_edges),
     ("edge-short-receive", short_receive),
 ];
@@ -393,6 +394,38 @@ fn low_water(cx: &mut Cx) -> Res {
     }
     ensure!(other.join().is_ok(), "a thread");
     cx.warm(6, 0)
+}
+
+/// A signal ends a receive that waits for as much as `SO_RCVLOWAT` says, or for all, if anything has come.
+fn low_water_signal(cx: &mut Cx) -> Res {
+    extern "C" fn nothing(_: libc::c_int) {}
+    sys::sigaction(SIGUSR1, nothing, SA_RESTART)?;
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 100)?;
+    for flags in [0, MSG_WAITALL] {
+        for first in [0, 6] {
+            if first > 0 {
+                cx.tell(Op::Send, first, 0, 0)?;
+                cx.arrive(first as usize)?;
+            }
+            cx.post(Op::Sleep, 30_000, 0, 0)?;
+            cx.post(Op::Send, 5, 0, 0)?;
+            // SAFETY: no preconditions; the thread lives until it has joined the other.
+            let me = unsafe { libc::pthread_self() };
+            let t = std::thread::spawn(move || {
+                util::pause_ms(120);
+                // SAFETY: as above.
+                unsafe { libc::pthread_kill(me, SIGUSR1) };
+            });
+            let mut b = [0; 60];
+            let got = sys::recv(cx.fd, &mut b, flags)?;
+            same!(got, first as usize + 5, "bytes of a receive that a signal ends");
+            cx.take(&b[..got])?;
+            cx.wait()?;
+            cx.wait()?;
+            ensure!(t.join().is_ok(), "a thread");
+        }
+    }
+    Ok(())
 }
 
 /// `SO_RCVLOWAT` tells who waits for edges again of what is there, if it is as much, and of nothing else.
