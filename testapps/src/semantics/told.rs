@@ -11,6 +11,8 @@ use libc::{
     POLLOUT, POLLRDHUP,
 };
 use libc::{SA_RESTART, SHUT_RDWR, SHUT_WR, SIGUSR1};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The checks of this file.
@@ -411,17 +413,29 @@ fn low_water_signal(cx: &mut Cx) -> Res {
             cx.post(Op::Send, 5, 0, 0)?;
             // SAFETY: no preconditions; the thread lives until it has joined the other.
             let me = unsafe { libc::pthread_self() };
+            let done = Arc::new(AtomicBool::new(false));
+            let seen = done.clone();
             let t = std::thread::spawn(move || {
-                util::pause_ms(120);
-                // SAFETY: as above.
-                unsafe { libc::pthread_kill(me, SIGUSR1) };
+                // One that comes before the bytes ends nothing.
+                for _ in 0..50 {
+                    util::pause_ms(120);
+                    if seen.load(SeqCst) {
+                        break;
+                    }
+                    // SAFETY: as above.
+                    unsafe { libc::pthread_kill(me, SIGUSR1) };
+                }
             });
             let mut b = [0; 60];
             let got = sys::recv(cx.fd, &mut b, flags)?;
-            same!(got, first as usize + 5, "bytes of a receive that a signal ends");
+            done.store(true, SeqCst);
+            ensure!((1..=first as usize + 5).contains(&got), "a signal ended a receive with {got} bytes");
             cx.take(&b[..got])?;
             cx.wait()?;
             cx.wait()?;
+            sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1)?;
+            cx.recv(first as usize + 5 - got)?;
+            sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 100)?;
             ensure!(t.join().is_ok(), "a thread");
         }
     }
