@@ -322,12 +322,13 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     }
     match name {
         libc::SO_RCVLOWAT => {
-            let Some(mut b) = both else { return Outcome::from(r) };
             if c.is_managed() {
                 take_lowat(c, fd);
             } else {
                 note_lowat(c, fd);
             }
+            // In a handler that found the locks held by its own thread the option holds all the same.
+            let Some(mut b) = both else { return Outcome::from(r) };
             // It wakes whoever waits for an edge, if there is as much now, or the peer has ended its direction.
             let ended = match c.is_managed() {
                 true => c.fin_seen() && !c.has_ended(END_RESET | END_FAILED),
