@@ -16,13 +16,14 @@ use crate::switch::RxPath;
 use crate::switch::TxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
-use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, pump, remains, rules, table, visit};
+use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, order, pump, remains, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 mod guests;
 mod held;
+mod idle;
 mod search;
 mod sight;
 mod unseen;
@@ -65,6 +66,8 @@ const LATER_DIALS: u32 = 4;
 /// is busy, and every call that is counted costs it something.
 const SEARCHES: u32 = 3;
 const BUSY_CALLS: u32 = 20_000;
+/// After how many calls a connection is looked for again that had no memory, or an operator against it.
+const RARELY: u32 = 1024;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
 const GRACE_NS: i64 = 2_000 * MS;
 /// What is watched of a managed connection's kernel socket.
@@ -344,6 +347,8 @@ struct Bg {
     suspects: Vec<sight::Suspect>,
     /// Connections with bytes of which the peer is to be told in a while.
     corked: Vec<held::Corked>,
+    /// Connections whose rings have grown.
+    grown: Vec<idle::Grown>,
     /// Where they come, or -1.
     home: c_int,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
@@ -387,6 +392,7 @@ impl Bg {
             later: Vec::new(),
             suspects: Vec::new(),
             corked: Vec::new(),
+            grown: Vec::new(),
             home: -1,
             guests: HashMap::new(),
         };
@@ -471,7 +477,7 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at().min(self.held_at());
+        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at());
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -509,6 +515,9 @@ impl Bg {
             }
             if what & ask::HELD != 0 {
                 self.watch_held(conn);
+            }
+            if what & ask::GROWN != 0 {
+                self.watch_grown(conn);
             }
             if what & ask::PUMP != 0 {
                 self.stir(conn);
@@ -682,6 +691,7 @@ impl Bg {
         }
         self.question_suspects(now);
         self.release_held(now);
+        self.shrink_idle(now);
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }

@@ -89,6 +89,8 @@ pub mod ask {
     pub const SUSPECT: u32 = 32;
     /// Show the peer what is held back, in a while.
     pub const HELD: u32 = 64;
+    /// Its ring has grown: look whether it is used, in a while.
+    pub const GROWN: u32 = 128;
 }
 
 /// A connection. See the module's documentation.
@@ -128,6 +130,8 @@ pub struct Conn {
     pub segment: AtomicU32,
     /// The background thread looks after them.
     pub held_watched: AtomicBool,
+    /// Its ring has grown, and the background thread looks whether it is used (`bg/idle.rs`).
+    pub grown: AtomicBool,
     /// How often a send found no room, on a ring or on TCP.
     pub fulls: AtomicU32,
     /// How often something happened that is news to all who wait for edges.
@@ -258,6 +262,7 @@ impl Conn {
             &mut self.corked,
             &mut self.more,
             &mut self.held_watched,
+            &mut self.grown,
             &mut self.late,
             &mut self.linger0,
             &mut self.confirmed,

@@ -21,6 +21,8 @@ pub mod link;
 pub mod log;
 pub mod ops;
 pub mod options;
+pub mod order;
+pub mod pages;
 pub mod pins;
 pub mod poll;
 pub mod process;

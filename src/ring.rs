@@ -141,6 +141,20 @@ impl TxRing {
         next > self.cap && self.announce(next.trailing_zeros())
     }
 
+    /// Goes on in a piece of `bytes`, if what it has is larger and not nearly full. What was written lies where it is until the
+    /// reader has consumed it. True: the ring is as small as that, and all other memory given back.
+    pub fn shrink(&mut self, bytes: usize) -> bool {
+        if self.own.is_null() || self.refresh().is_err() {
+            return false;
+        }
+        // Who reads may find no more to read than what it has been shown; and who does not read is to find no new room.
+        let idle = self.shown() == self.produced && self.produced - self.consumed <= self.half();
+        if self.cap > bytes as u64 && idle && self.announce(bytes.trailing_zeros()) {
+            let _ = self.refresh();
+        }
+        self.cap <= bytes as u64 && self.geo_count - self.geo_first == 1
+    }
+
     /// Whether so many bytes at a time fill more than half of it.
     #[inline]
     pub fn is_small_for(&self, len: usize) -> bool {

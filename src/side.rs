@@ -4,6 +4,7 @@
 //! goes on with the connections that it inherits.
 
 use crate::layout::*;
+use crate::pages::{Pages, PAGE};
 use crate::remote::{CHUNK, CHUNKS};
 use crate::shm::{self, Map};
 use crate::sync::Lock;
@@ -11,17 +12,15 @@ use crate::sys::{self, SysResult};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::c_int;
 
-const CLASSES: usize = 28;
-const FREE: usize = 512;
+/// The end of a segment is kept for blocks of at most so many pages.
+const RESERVED: usize = 32 << 20;
+const SMALL: u32 = (64 << 10) >> PAGE;
 
 /// Bookkeeping of a segment, shared with forked children.
 #[repr(C)]
 struct Books {
     lock: Lock,
-    /// Pages handed out from the start of ring memory on.
-    bump: AtomicU32,
-    free_len: [AtomicU32; CLASSES],
-    free: [[AtomicU32; FREE]; CLASSES],
+    pages: Pages,
     slot_used: [AtomicU64; SLOTS / 64],
     slot_page: [AtomicU64; SLOTS / 64],
     queue_lock: [Lock; QUEUES],
@@ -150,33 +149,32 @@ impl Side {
         self.books().wanted.load(Acquire)
     }
 
-    /// Whether a block of that size can be had; asks for more pieces otherwise.
+    /// Whether a block of `1 << log2` bytes can be had; asks for more pieces if it cannot, or just can.
     pub fn has_room(&self, log2: u32) -> bool {
         let b = self.books();
         let _g = b.lock.lock();
-        let class = log2 as usize % CLASSES;
-        !self.gated || b.free_len[class].load(Relaxed) > 0 || self.may_bump(b, 1 << log2 >> 12).is_some()
+        Pages::of_block(log2).and_then(|pages| self.find(b, pages)).is_some()
     }
 
-    /// The first page of the next `pages` that nobody has used, if they can be used.
-    fn may_bump(&self, b: &Books, pages: u32) -> Option<u32> {
-        let first = b.bump.load(Relaxed).max((BLOCKS_OFFSET >> 12) as u32);
-        if (first + pages) as usize > SEG_BYTES >> 12 {
-            return None;
+    /// Where `pages` lie together that nobody uses.
+    fn find(&self, b: &Books, pages: u32) -> Option<u32> {
+        // New connections get rings, however much those that are there have grown.
+        let may_lie = |page: u32| pages <= SMALL || page + pages <= ((SEG_BYTES - RESERVED) >> PAGE) as u32;
+        if !self.gated {
+            return b.pages.find(pages, may_lie);
         }
-        if self.gated {
-            const PAGES: u32 = (CHUNK >> 12) as u32;
-            let last = (first + pages - 1) / PAGES;
-            // One more is asked for in good time.
-            let ahead = (last + 1).min(CHUNKS as u32 - 1);
+        const PAGES: u32 = (CHUNK >> PAGE) as u32;
+        let last = |page: u32| (page + pages - 1) / PAGES;
+        let may_be_used = |page: u32| may_lie(page) && (page / PAGES..=last(page)).all(|c| self.is_enabled(c as usize));
+        let found = b.pages.find(pages, may_be_used);
+        // One more is asked for in good time.
+        if let Some(page) = found.or_else(|| b.pages.find(pages, may_lie)) {
+            let ahead = (last(page) + 1).min(CHUNKS as u32 - 1);
             if !self.is_enabled(ahead as usize) && b.wanted.fetch_max(ahead, AcqRel) < ahead {
                 crate::bell::ring(0);
             }
-            if !(first / PAGES..=last).all(|c| self.is_enabled(c as usize)) {
-                return None;
-            }
         }
-        Some(first)
+        found
     }
 
     fn head(&self) -> &SegHead {
@@ -199,40 +197,29 @@ impl Side {
     /// First byte of a block.
     pub fn block(&self, page: u32) -> *mut u8 {
         // SAFETY: pages come from `alloc_block` and lie inside the segment.
-        unsafe { self.seg.base.add((page as usize) << 12) }
+        unsafe { self.seg.base.add((page as usize) << PAGE) }
     }
 
     /// Takes a block of `1 << log2` bytes whose pages exist.
     pub fn alloc_block(&self, log2: u32) -> Option<u32> {
+        let pages = Pages::of_block(log2)?;
         let b = self.books();
         let _g = b.lock.lock();
-        let class = log2 as usize;
-        if !(12..CLASSES).contains(&class) {
-            return None;
+        let first = self.find(b, pages)?;
+        if !self.gated && !b.pages.exist(first, pages) {
+            shm::allocate(self.fd, (first as usize) << PAGE, 1 << log2).ok()?;
+            b.pages.note_existing(first, pages);
         }
-        let n = b.free_len[class].load(Relaxed);
-        if n > 0 {
-            b.free_len[class].store(n - 1, Relaxed);
-            return Some(b.free[class][n as usize - 1].load(Relaxed));
-        }
-        let pages = 1u32 << (log2 - 12);
-        let first = self.may_bump(b, pages)?;
-        shm::allocate(self.fd, (first as usize) << 12, 1 << log2).ok()?;
-        b.bump.store(first + pages, Relaxed);
+        b.pages.take(first, pages);
         Some(first)
     }
 
-    /// Gives a block back for others of its size.
+    /// Gives a block back.
     pub fn free_block(&self, page: u32, log2: u32) {
+        let Some(pages) = Pages::of_block(log2) else { return };
         let b = self.books();
         let _g = b.lock.lock();
-        let class = log2 as usize;
-        let n = b.free_len[class].load(Relaxed) as usize;
-        // Past the list's length a block is lost until the link ends: memory is bounded by the segment.
-        if n < FREE {
-            b.free[class][n].store(page, Relaxed);
-            b.free_len[class].store(n as u32 + 1, Relaxed);
-        }
+        b.pages.give_back(page, pages);
     }
 
     /// Takes a slot, zeroed but for its `want` counter.
@@ -281,5 +268,33 @@ impl Side {
         let h = q.head.load(Relaxed);
         q.entries[h as usize % QUEUE_LEN].store(slot, Relaxed);
         q.head.store(h + 1, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of a side until there are no more.
+    fn all(side: &Side, log2: u32) -> Vec<u32> {
+        std::iter::from_fn(|| side.alloc_block(log2)).collect()
+    }
+
+    /// However many connections come and go, and however much their rings grow, the next ones find memory.
+    #[test]
+    fn memory_comes_back() {
+        let side = Side::new().unwrap();
+        for _ in 0..3 {
+            for (log2, at_least) in [(14, 16_000), (22, 50), (12, 60_000)] {
+                let blocks = all(&side, log2);
+                assert!(blocks.len() >= at_least, "{log2}: {}", blocks.len());
+                blocks.iter().for_each(|page| side.free_block(*page, log2));
+            }
+        }
+        let grown = all(&side, 22);
+        assert!(grown.len() >= 50);
+        assert!(all(&side, 14).len() >= RESERVED >> 14, "nothing is left for new connections");
+        // SAFETY: nobody uses it.
+        unsafe { side.destroy() };
     }
 }

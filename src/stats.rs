@@ -158,6 +158,8 @@ why! {
     NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
     /// No way by RDMA.
     NoWay = 20, "the peer cannot be reached by RDMA";
+    /// `ringsock off`.
+    Operator = 22, "switched off by the operator (ringsock off)";
     /// The library could not set itself up.
     Broken = 18, "the library could not set itself up in this process";
 }

@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod host;
 mod library;
+mod off;
 mod program;
 mod run;
 mod stat;
@@ -27,6 +28,7 @@ const EXAMPLES: &str = "Examples:
   ringsock run -- redis-server               run a program preloaded
   ringsock run --summary -- redis-benchmark  and say at the end what was gained
   ringsock stat                              live connections of preloaded processes
+  ringsock off 1234                          take a process off rings; `on` lets it back
   ringsock bench --quick                     what it gains on this host, as a page of charts";
 
 #[derive(Subcommand)]
@@ -35,6 +37,10 @@ enum Command {
     Run(Box<run::Args>),
     /// Show the connections of preloaded processes
     Stat(stat::Args),
+    /// Take the connections of running processes back to TCP
+    Off(off::Args),
+    /// Let them leave TCP again
+    On(off::Args),
     /// Say what this host can do, and why not more
     Check(check::Args),
     /// Measure programs with and without the library, and write a report
@@ -61,6 +67,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Off(args) => off::off(&args),
+        Command::On(args) => off::on(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Agent => bench::agent(),

@@ -93,7 +93,7 @@ fn all(notes: &mut Vec<String>) -> Vec<Process> {
 }
 
 /// Why one process has nothing to show, and what to do.
-fn explain(pid: u32, missing: &Missing) -> String {
+pub fn explain(pid: u32, missing: &Missing) -> String {
     match missing {
         Missing::Gone => format!("there is no process {pid}"),
         Missing::Denied => format!("process {pid} is another user's; run this as that user or as root"),
@@ -159,7 +159,7 @@ fn text(processes: &[Process]) -> String {
 }
 
 /// A name that another process chose, without what could drive a terminal.
-fn clean(name: &str) -> String {
+pub fn clean(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

@@ -155,7 +155,7 @@ fn missing(e: &std::io::Error) -> Missing {
 }
 
 /// The number that a process has for itself, in the innermost pid namespace.
-fn pid_inside(pid: u32) -> u32 {
+pub fn pid_inside(pid: u32) -> u32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
     line.and_then(|l| l.split_whitespace().last()?.parse().ok()).unwrap_or(pid)

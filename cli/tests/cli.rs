@@ -52,8 +52,9 @@ fn err(o: &Output) -> String {
 
 #[test]
 fn help_has_examples() {
-    for args in [&["--help"][..], &["run", "--help"], &["stat", "--help"], &["check", "--help"], &["bench", "--help"]] {
-        let o = ringsock(args, &[]);
+    for command in [None, Some("run"), Some("stat"), Some("off"), Some("on"), Some("check"), Some("bench")] {
+        let args: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+        let o = ringsock(&args, &[]);
         assert!(o.status.success() && out(&o).contains("Examples:"), "{args:?}");
     }
     assert!(out(&ringsock(&["run", "--help"], &[])).contains("--ring-bytes <BYTES>"));

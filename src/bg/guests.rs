@@ -1,8 +1,10 @@
 //! Programs that processes of this family have started, and that use connections which they inherited over
-//! `exec`: see [`crate::foreign`].
+//! `exec`: see [`crate::foreign`]. And operators, who ask for all connections: see [`crate::order`].
 
+use super::search::later;
 use super::*;
 use crate::foreign;
+use crate::order::{self, Order};
 
 impl Bg {
     pub(super) fn guest_comes(&mut self, listener: c_int) {
@@ -13,12 +15,16 @@ impl Bg {
 
     /// It says which connection it means.
     pub(super) fn guest_asks(&mut self, fd: c_int) {
-        let mut cookie = 0u64;
-        // SAFETY: eight writable bytes.
-        let n = desk::run(|| unsafe { sys::recv(fd, (&raw mut cookie).cast(), 8, libc::MSG_DONTWAIT) });
+        let mut words = [0u64; 2];
+        // SAFETY: writable for its size.
+        let n = desk::run(|| unsafe { sys::recv(fd, words.as_mut_ptr().cast(), 16, libc::MSG_DONTWAIT) });
         if n == Err(libc::EAGAIN) || n == Err(libc::EINTR) {
             return;
         }
+        if let Some(o) = order::decode(&words).filter(|_| n == Ok(16)) {
+            return self.ordered(fd, o);
+        }
+        let cookie = words[0];
         let mut found = None;
         if n == Ok(8) && self.guests.get(&fd).is_some_and(|k| k.is_none()) {
             arena::each(|c| {
@@ -51,6 +57,44 @@ impl Bg {
         self.guests.insert(fd, Some(Known { conn, gen: conn.gen.load(Relaxed) }));
         self.stir(conn);
         self.leave_ended(conn);
+    }
+
+    /// An operator, if it is one, wants something of all connections.
+    fn ordered(&mut self, fd: c_int, o: Order) {
+        if desk::run(|| order::is_entitled(fd)) {
+            let count = self.obey(o);
+            log(Level::Info, format_args!("the operator says {o:?}: {count} connections"));
+            desk::run(|| {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                // SAFETY: eight readable bytes.
+                unsafe { sys::send(fd, (&raw const count).cast(), 8, flags) }
+            })
+            .ok();
+        }
+        desk::run(|| sys::close(fd));
+        self.guests.remove(&fd);
+    }
+
+    fn obey(&mut self, o: Order) -> u64 {
+        order::set(o);
+        let mut concerned = Vec::new();
+        arena::each(|c| {
+            let raw = c.phase() == Phase::Raw && c.stats().why.load(Relaxed) == Why::Operator as u8;
+            if c.phase() == Phase::Managed && o == Order::Off || raw && o == Order::On {
+                concerned.push(c);
+            }
+        });
+        for c in &concerned {
+            match o {
+                Order::Off => {
+                    // Nobody's reading is waited for.
+                    pump::hurry(&mut c.lock_both());
+                    self.stir(c);
+                }
+                Order::On => later(c, 0),
+            }
+        }
+        concerned.len() as u64
     }
 
     /// Tells those whose connections are home.

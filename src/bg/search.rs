@@ -9,6 +9,10 @@ use crate::desk::Lent;
 impl Bg {
     pub(super) fn look(&mut self, conn: &'static Conn) {
         let Some(conn) = adopt(conn) else { return };
+        if order::is_off() {
+            conn.why(Why::Operator);
+            return later(conn, RARELY);
+        }
         let gen = conn.gen.load(Relaxed);
         let ends = {
             let _b = conn.lock_both();
@@ -204,7 +208,7 @@ impl Bg {
     }
 
     /// The search was in vain. If nobody was found the connection is looked for again when it has had
-    /// several times as many calls; every other reason is final.
+    /// several times as many calls; that there was no memory or no slot, or an operator was against it, may pass. Most other reasons are final.
     pub(super) fn fail_look(&mut self, end: End, why: Why) {
         let Some(look) = self.drop_look(end) else { return };
         if look.conn.gen.load(Relaxed) != look.gen {
@@ -218,6 +222,8 @@ impl Bg {
         if matches!(why, Why::Shared | Why::Unseen) {
             // Until the other process has let go of it, or the program shows how it waits.
             later(look.conn, 64);
+        } else if matches!(why, Why::Resources | Why::Operator) {
+            later(look.conn, RARELY);
         } else if !matches!(why, Why::NoPeer | Why::NoWay) || is_hopeless(look.conn) {
             make_plain(look.conn, why);
         } else if end.1 && why == Why::NoPeer {

@@ -1,7 +1,7 @@
 //! What the two ends of a link say to each other of their connections: the exchange of nonces that begins
 //! an upgrade, and the end of slots, bells and links.
 
-use super::search::{soon, told};
+use super::search::{later, soon, told};
 use super::*;
 use crate::desk::Lent;
 use crate::layout::MARK_BEGUN;
@@ -298,6 +298,9 @@ impl Bg {
         if l.dead.load(SeqCst) {
             return Err(Not::For(Why::Refused));
         }
+        if order::is_off() {
+            return Err(Not::For(Why::Operator));
+        }
         let log2 = config::get().ring_bytes.trailing_zeros();
         if l.remote().is_some() && !l.side.has_room(log2) {
             return Err(Not::WithoutRoom);
@@ -359,7 +362,9 @@ impl Bg {
                     // Another connection's ring has grown meanwhile.
                     return Err(Not::WithoutRoom);
                 }
-                make_plain(conn, why);
+                if why != Why::Resources {
+                    make_plain(conn, why);
+                }
                 Err(Not::For(why))
             }
         }
@@ -424,11 +429,13 @@ impl Bg {
         let sw = b.sw();
         conn.publish_paths(sw);
         s.link.store(0, Relaxed);
-        conn.why(why);
+        conn.why(if order::is_off() { Why::Operator } else { why });
         let calls = conn.calls.load(Relaxed);
         let next = conn.next_try.load(Relaxed);
         if chaos::is_on() && next != u32::MAX {
             conn.next_try.store(calls + chaos::calls(0), Relaxed);
+        } else if order::is_off() && next != u32::MAX {
+            later(conn, RARELY);
         } else if conn.visited.load(Relaxed) && next != u32::MAX {
             // Until the visitor has let go of it, which may be soon.
             conn.next_try.store(calls.saturating_add(64), Relaxed);
@@ -647,6 +654,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     // It may have been set before the library knew the connection, or by another process.
     conn.corked.store(option(libc::TCP_CORK) != 0, SeqCst);
     conn.held.store(0, SeqCst);
+    conn.grown.store(false, SeqCst);
     conn.segment.store(option(libc::TCP_MAXSEG) as u32, Relaxed);
     Ok((slot, nonce))
 }

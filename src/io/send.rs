@@ -141,7 +141,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     if conn.remote().is_some() {
         // What fills most of a ring has to wait for the reader's word, which needs a write of its own.
-        while tx.ring().is_small_for(b.len()) && tx.ring().grow(conn.ring_limit()) {}
+        while tx.ring().is_small_for(b.len()) && grow(conn, &mut tx) {}
     }
     let aside = holds(conn, &mut tx, b.len(), flags);
     let begun = tx.ring().produced == tx.ring().shown();
@@ -159,7 +159,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
             };
             match put {
                 Ok(0) => {
-                    if !tx.ring().grow(conn.ring_limit()) {
+                    if !grow(conn, &mut tx) {
                         break 'parts;
                     }
                 }
@@ -192,6 +192,15 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     note_held(conn, begun);
     Put::Held(n)
+}
+
+/// Makes the ring larger, for as long as it is used.
+fn grow(conn: &Conn, tx: &mut Tx) -> bool {
+    let grown = tx.ring().grow(conn.ring_limit());
+    if grown && !conn.grown.swap(true, SeqCst) {
+        conn.ask(ask::GROWN);
+    }
+    grown
 }
 
 fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {

@@ -87,7 +87,7 @@ fn bytes(from: u64, n: usize) -> Vec<u8> {
 #[test]
 fn both_ways_give_the_same_stream() {
     let pair = Pair::new();
-    let (mut short_writes, mut short_reads) = (0, 0);
+    let (mut short_writes, mut short_reads, mut shrunk) = (0, 0, 0);
     for seed in 0..200 {
         let mut r = Random(seed);
         let (mut tx, mut rx) = pair.ends();
@@ -95,6 +95,7 @@ fn both_ways_give_the_same_stream() {
         let mut buf = vec![0; 2 * MAX];
         for _ in 0..400 {
             match r.next() % 8 {
+                0 if r.one_in(2) => shrunk += u32::from(tx.cap > 4096 && tx.shrink(4096)),
                 0 => {
                     tx.grow(MAX);
                 }
@@ -139,7 +140,7 @@ fn both_ways_give_the_same_stream() {
         tx.refresh().unwrap();
         tx.release();
     }
-    assert!(short_writes > 5_000 && short_reads > 5_000, "{short_writes} {short_reads}");
+    assert!(short_writes > 5_000 && short_reads > 5_000 && shrunk > 200, "{short_writes} {short_reads} {shrunk}");
 }
 
 fn set_aside(tx: &mut TxRing, data: &[u8]) -> usize {
@@ -160,6 +161,7 @@ fn what_is_set_aside_is_not_seen() {
         for _ in 0..400 {
             let data = bytes(tx.produced, r.size(3000));
             match r.next() % 8 {
+                0 if r.one_in(2) => _ = tx.shrink(4096),
                 0 => grown += u32::from(tx.grow(MAX)),
                 1 if write_all(&mut tx, &data) => shown = tx.produced,
                 2 => {
@@ -222,6 +224,9 @@ fn a_reader_sees_no_byte_too_early() {
             let done = !r.one_in(4) && write_all(tx, &data);
             if !done && write(tx, &data) == 0 && r.one_in(64) {
                 tx.grow(MAX);
+            }
+            if r.one_in(256) {
+                tx.shrink(4096);
             }
         }
     };
@@ -288,5 +293,33 @@ fn nothing_is_read_of_what_cannot_be() {
     assert_eq!(tx.space(4096), Err(Violation));
     pair.theirs.consumed.store(100, SeqCst);
     tx.refresh().unwrap();
+    tx.release();
+}
+
+/// A ring that is used no more is small again, and what it had is there for others; one that is not read stays as it is.
+#[test]
+fn an_idle_ring_gives_its_memory_back() {
+    let pair = Pair::new();
+    let (mut tx, mut rx) = pair.ends();
+    let mut buf = vec![0; MAX];
+    for _ in 0..3 {
+        let free = pair.side.alloc_block(16).unwrap();
+        pair.side.free_block(free, 16);
+        while tx.grow(MAX) {}
+        assert!(!tx.can_grow(MAX));
+        let at = tx.produced;
+        assert_eq!(write(&mut tx, &bytes(at, MAX)), MAX);
+        assert_eq!(read(&mut rx, &mut buf[..MAX / 4]), Ok(MAX / 4));
+        assert!(!tx.shrink(4096) && tx.cap == MAX as u64, "three quarters are unread");
+        assert_eq!(read(&mut rx, &mut buf[..MAX / 2]), Ok(MAX / 2));
+        assert!(!tx.shrink(4096) && tx.cap == 4096, "what is unread lies in the large piece");
+        assert_eq!(write(&mut tx, &bytes(at + MAX as u64, 5000)), 4096);
+        assert_eq!(read(&mut rx, &mut buf), Ok(MAX / 4 + 4096));
+        assert!(buf[..MAX / 4 + 4096].iter().copied().eq((at..).skip(MAX / 4 * 3).map(byte).take(MAX / 4 + 4096)));
+        assert!(tx.shrink(4096));
+        let now_free = pair.side.alloc_block(16).unwrap();
+        pair.side.free_block(now_free, 16);
+        assert_eq!(now_free, free, "the large piece is still taken");
+    }
     tx.release();
 }

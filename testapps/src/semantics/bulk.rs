@@ -2,7 +2,7 @@
 
 use super::cx::{Cx, Op, Res, Why};
 use super::Check;
-use crate::{ensure, more, same, sys, util};
+use crate::{ensure, more, prng, same, sys, util};
 use libc::{c_int, MSG_DONTWAIT, MSG_WAITFORONE, SHUT_WR};
 
 /// The checks of this file.
@@ -24,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("both-full", both_full),
     ("stop-and-go", stop_and_go),
     ("idle-then-traffic", idle),
+    ("others-after-large", others),
 ];
 
 fn sendfile(cx: &mut Cx) -> Res {
@@ -288,4 +289,66 @@ fn idle(cx: &mut Cx) -> Res {
         cx.wait()?;
     }
     Ok(())
+}
+
+/// Two ends in this process that have exchanged small messages; if it must leave TCP, until they no longer go there.
+fn both_ends(cx: &Cx, listener: c_int, port: u16) -> Result<[c_int; 2], Why> {
+    let a = sys::connect(port)?;
+    let b = sys::accept(listener, libc::SOCK_CLOEXEC)?;
+    for i in 0..600 {
+        let before = sys::tcp_bytes(a)?;
+        for (from, to) in [(a, b), (b, a)] {
+            let data = prng::bytes(i, 0, 16);
+            sys::write_all(from, &data)?;
+            let mut got = [0; 16];
+            sys::read_exact(to, &mut got)?;
+            ensure!(got[..] == data, "message {i} is wrong");
+        }
+        if i >= 20 && (!cx.is_to_leave() || sys::tcp_bytes(a)? == before) {
+            return Ok([a, b]);
+        }
+        if i % 10 == 9 {
+            util::pause_ms(5);
+        }
+    }
+    Err(Why("a connection never left TCP".into()))
+}
+
+/// Many connections that hold as much as they can, and when these are gone many others: they move like the first.
+fn others(cx: &mut Cx) -> Res {
+    let (listener, port) = sys::listen(0, 64)?;
+    let (large, small) = if cx.is_to_leave() { (50, 100) } else { (5, 20) };
+    let mut ends = Vec::new();
+    for seed in 0..large {
+        let [a, b] = both_ends(cx, listener, port)?;
+        let mut sent = 0;
+        loop {
+            match sys::send(a, &prng::bytes(seed, sent, 200_000), MSG_DONTWAIT) {
+                Ok(n) => sent += n as u64,
+                Err(libc::EAGAIN) => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        ends.push((seed, a, b, sent));
+    }
+    for (seed, a, b, sent) in ends {
+        let mut at = 0;
+        let mut buf = vec![0; 300_000];
+        while at < sent {
+            let n = sys::read(b, &mut buf)?;
+            ensure!(n > 0, "the end of the stream after {at} of {sent} bytes");
+            prng::verify(seed, at, &buf[..n])?;
+            at += n as u64;
+        }
+        sys::close(a)?;
+        sys::close(b)?;
+    }
+    let mut ends = Vec::new();
+    for _ in 0..small {
+        ends.extend(both_ends(cx, listener, port)?);
+    }
+    for fd in ends.into_iter().chain([listener]) {
+        sys::close(fd)?;
+    }
+    cx.warm(4, 0)
 }
