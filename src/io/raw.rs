@@ -16,9 +16,6 @@ pub(super) fn recv_raw(
     note_call(conn, may_wait);
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut waited = false;
-    let timed = call.is_timed();
-    // What the kernel goes on with after a handler with `SA_RESTART`, and what not.
-    let any = |b: &Bufs| b.skip > 0 || timed;
     loop {
         if may_wait {
             stand_back(conn);
@@ -27,13 +24,13 @@ pub(super) fn recv_raw(
         // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
         // waits goes on when somebody sets `O_NONBLOCK`.
         let shared = process::has_threads() || conn.gentle.load(Relaxed) || conn.nonblock.load(Relaxed);
-        let gentle = may_wait && (shared || call.is_late());
+        let gentle = may_wait && (shared || call.is_late() || b.skip > 0);
         let how = if gentle { flags | libc::MSG_DONTWAIT } else { flags };
         let slow = conn.slow.load(Relaxed);
         if gentle && slow > 0 && !waited && b.len() > 0 {
             waited = true;
             conn.slow.store(slow - 1, Relaxed);
-            if let Err(e) = peek_wait(fd, conn, any(b), call) {
+            if let Err(e) = peek_wait(fd, conn, b.skip > 0, call) {
                 return Step::Return(fail_later(conn, b, e));
             }
         }
@@ -50,8 +47,14 @@ pub(super) fn recv_raw(
             return Step::Again;
         }
         let mut if_left = || leave_kernel(conn, &conn.local().rx_inflight);
-        let sleep = (may_wait && !gentle).then_some(Sleep { since: call.since, any: any(b), if_left: &mut if_left });
-        let r = kernel_msg(libc::SYS_recvmsg, fd, *b, usize::MAX, msg.as_deref_mut(), how, sleep);
+        // What has a time limit the kernel does not go on with after a handler, whatever that asked for.
+        let any = call.is_timed();
+        let sleep = (may_wait && !gentle).then_some(Sleep { since: call.since, any, if_left: &mut if_left });
+        let r = match if b.skip > 0 { more_of(fd) } else { Some(usize::MAX) } {
+            None => Ok(0),
+            Some(0) => Err(libc::EAGAIN),
+            Some(most) => kernel_msg(libc::SYS_recvmsg, fd, *b, most, msg.as_deref_mut(), how, sleep),
+        };
         if let Ok(n) = r {
             if flags & libc::MSG_PEEK == 0 {
                 conn.count_rx_tcp(n);
@@ -82,7 +85,7 @@ pub(super) fn recv_raw(
             Err(libc::EAGAIN) if gentle => {
                 waited = true;
                 conn.slow.store(EXPECT_SLOW, Relaxed);
-                if let Err(e) = peek_wait(fd, conn, any(b), call) {
+                if let Err(e) = peek_wait(fd, conn, b.skip > 0, call) {
                     return Step::Return(match e {
                         libc::EAGAIN => super::waited(b, e),
                         e => fail_later(conn, b, e),
@@ -96,6 +99,18 @@ pub(super) fn recv_raw(
                 return Step::Return(fail_later(conn, b, e));
             }
         }
+    }
+}
+
+/// How much there is for a call that has bytes already; `None`: nothing comes any more that belongs to it. An error of the
+/// connection ends it as well, and is for the next call, and for who polls: the kernel tells it once, so it is not asked.
+fn more_of(fd: c_int) -> Option<usize> {
+    // This first, because bytes may come together with the end.
+    let ends = sys::poll_now(fd, libc::POLLRDHUP | libc::POLLPRI) != 0;
+    match sys::ioctl_int(fd, libc::FIONREAD) {
+        Ok(n @ 1..) => Some(n as usize),
+        _ if ends => None,
+        _ => Some(0),
     }
 }
 
@@ -159,8 +174,10 @@ fn stand_back(conn: &Conn) {
     }
 }
 
-/// Waits in the kernel until something can be read or the connection is managed. `any`: every handler ends the call.
-fn peek_wait(fd: c_int, conn: &'static Conn, any: bool, call: &mut Call) -> Result<(), Errno> {
+/// Waits in the kernel until something can be read or the connection is managed. `begun`: the call has bytes already.
+fn peek_wait(fd: c_int, conn: &'static Conn, begun: bool, call: &mut Call) -> Result<(), Errno> {
+    // Every handler ends it.
+    let any = begun || call.is_timed();
     let again = pins::is_held();
     chaos::stumble();
     if !pins::hold(fd, conn) {
@@ -175,8 +192,8 @@ fn peek_wait(fd: c_int, conn: &'static Conn, any: bool, call: &mut Call) -> Resu
         let until = call.deadline();
         let mut if_left = || end_peek(conn);
         let how = Sleep { since: call.since, any, if_left: &mut if_left };
-        if !late && !again && !conn.nonblock.load(Relaxed) {
-            // By the kernel's own rules for timeouts.
+        if !late && !again && !begun && !conn.nonblock.load(Relaxed) {
+            // By the kernel's own rules for timeouts. (It takes the connection's error, which ends such a call.)
             let args = [fd as usize, &raw mut byte as usize, 1, libc::MSG_PEEK as usize, 0, 0];
             // SAFETY: one writable byte.
             unsafe { signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ()) }

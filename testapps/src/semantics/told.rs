@@ -328,6 +328,7 @@ fn after_a_part(cx: &mut Cx) -> Res {
         same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Ok(24), "recv of all");
         cx.take(&b[..24])?;
         cx.wait()?;
+        same!(sys::poll1(cx.fd, 0, 0)?, POLLERR | POLLHUP, "poll with an error that is still to be told");
         if asks {
             let ask = || sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             same!(ask(), Ok(libc::ECONNRESET), "SO_ERROR");
