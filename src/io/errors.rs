@@ -35,6 +35,7 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
 
 /// The kernel has told a send to a peer that is gone how that ended: what the peer says of it is no news then.
 pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
+    let e = behind_end(conn, e);
     if matches!(e, libc::EPIPE | libc::ECONNRESET) && conn.peer_closed() {
         conn.end.fetch_or(END_TOLD, SeqCst);
     }
@@ -46,7 +47,16 @@ pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
 pub fn lost_error(conn: &Conn) -> Option<Errno> {
     let e = conn.find_lost()?;
     conn.end.fetch_or(END_TOLD, SeqCst);
-    Some(e)
+    Some(behind_end(conn, e))
+}
+
+/// What the kernel calls an error of a stream that had ended before, where that end has come by the ring and the kernel knows
+/// only of the reset.
+fn behind_end(conn: &Conn, e: Errno) -> Errno {
+    match e {
+        libc::ECONNRESET if conn.fin_seen() => libc::EPIPE,
+        e => e,
+    }
 }
 
 /// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone, and for a send
@@ -94,7 +104,7 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
         pump::drive(conn);
     }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
-    let asked = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
+    let asked = || behind_end(conn, sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0));
     let e = match conn.take_error() {
         0 if kernel => match asked() {
             0 => lost_error(conn).unwrap_or(0),

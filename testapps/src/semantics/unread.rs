@@ -7,7 +7,7 @@ use super::partial::until_reset;
 use super::procs::bye;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, MSG_PEEK, POLLERR, POLLHUP, POLLIN, POLLOUT};
+use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, MSG_PEEK, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use std::time::{Duration, Instant};
 
 /// The checks of this file.
@@ -33,6 +33,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-looked-at", looked_at),
     ("unread-recvmmsg-tells-errors-first", |cx| errors_first(cx, false)),
     ("unread-recvmmsg-tells-of-a-refusal-first", |cx| errors_first(cx, true)),
+    ("unread-a-reset-after-the-end", reset_after_end),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -267,6 +268,32 @@ fn errors_first(cx: &mut Cx, refuses: bool) -> Res {
     same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Err(ECONNRESET), "recvmmsg with bytes before the error");
     same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Ok(vec![N, 0]), "recvmmsg when it was told");
     cx.take(&b[..N])
+}
+
+/// A reset that comes after the end of the peer's stream is `EPIPE` to who sends or asks, and none to who receives.
+fn reset_after_end(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    for by in 0..3 {
+        unread(cx, N)?;
+        cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+        same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll of the end");
+        cx.tell(Op::Close, 0, 0, 0)?;
+        until_reset(cx)?;
+        let mut b = vec![0; 2 * N];
+        match by {
+            0 => same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "a send"),
+            1 => same!(sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR)?, EPIPE, "SO_ERROR"),
+            _ => same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Err(EPIPE), "recvmmsg with bytes before the error"),
+        }
+        let all = POLLIN | POLLOUT | POLLHUP;
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, all, "poll when it was told, way {by}");
+        same!(sys::recv(cx.fd, &mut b, 0), Ok(N), "recv of what was there");
+        cx.take(&b[..N])?;
+        same!(sys::recv(cx.fd, &mut b, 0), Ok(0), "recv then");
+        same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "a send then");
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, all, "poll then");
+    }
+    Ok(())
 }
 
 /// A program that sends, and does not read for long, gets to its ring all the same: what its peer has sent fills the
