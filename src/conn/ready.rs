@@ -213,13 +213,19 @@ impl Conn {
     /// Whether both directions have ended, so that the kernel would have no connection any more.
     pub fn is_over(&self) -> bool {
         self.has_ended(END_FAILED | END_RESET)
-            || self.has_ended(END_WRSHUT) && self.fin_seen()
+            || self.is_aborted()
+            || self.has_ended(END_WRSHUT) && (self.fin_seen() || self.peer_closed())
             || self.has_ended(END_EOF) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
     }
 
     /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
     pub fn peer_closed(&self) -> bool {
         self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
+    }
+
+    /// Whether the peer has reset it, though this end may not have come to that yet.
+    fn is_aborted(&self) -> bool {
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0)
     }
 
     /// Whether the peer has reset it, which stands behind bytes of TCP that are unread: the kernel tells of that at once.
@@ -251,7 +257,7 @@ impl Conn {
         }
         let end = self.end.load(Acquire);
         let ends = self.ends_in_tcp();
-        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || mask & HANGUPS & ends != 0;
+        let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || ends & HANGUPS != 0;
         if rxfin {
             r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
         }

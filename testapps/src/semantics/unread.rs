@@ -34,6 +34,8 @@ pub const CHECKS: &[Check] = &[
     ("unread-recvmmsg-tells-errors-first", |cx| errors_first(cx, false)),
     ("unread-recvmmsg-tells-of-a-refusal-first", |cx| errors_first(cx, true)),
     ("unread-a-reset-after-the-end", reset_after_end),
+    ("unread-a-reset-leaves-no-connection", reset_leaves_none),
+    ("unread-both-ends-leave-no-connection", both_ends_leave_none),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -292,6 +294,57 @@ fn reset_after_end(cx: &mut Cx) -> Res {
         same!(sys::recv(cx.fd, &mut b, 0), Ok(0), "recv then");
         same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "a send then");
         same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, all, "poll then");
+    }
+    Ok(())
+}
+
+/// Nobody has a connection any more that was reset, though there are bytes of it to be read.
+fn reset_leaves_none(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    for (refuses, told) in [(false, false), (false, true), (true, false), (true, true)] {
+        unread(cx, N)?;
+        if refuses {
+            sys::shutdown(cx.fd, libc::SHUT_RDWR)?;
+            cx.tell(Op::Send, 10, 0, 0)?;
+        } else {
+            cx.tell(Op::Close, 0, 0, 0)?;
+        }
+        until_reset(cx)?;
+        if told {
+            same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(ECONNRESET), "a send");
+        }
+        let what = format!("refuses {refuses}, told {told}");
+        same!(sys::sockname(cx.fd, true), Err(libc::ENOTCONN), "getpeername, {what}");
+        same!(sys::shutdown(cx.fd, libc::SHUT_RDWR), Err(libc::ENOTCONN), "shutdown, {what}");
+        let error = if told { 0 } else { POLLERR };
+        let all = POLLIN | POLLOUT | POLLHUP | error;
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, all, "poll, {what}");
+        cx.recv(N)?;
+    }
+    Ok(())
+}
+
+/// Nor one whose directions have both ended.
+fn both_ends_leave_none(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    for how in [libc::SHUT_WR, libc::SHUT_RDWR] {
+        unread(cx, N)?;
+        // What is unread there would make the close a reset.
+        cx.tell(Op::Recv, OURS as u64, 0, 0)?;
+        cx.tell(Op::Close, 0, 0, 0)?;
+        same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll of the end");
+        sys::shutdown(cx.fd, how)?;
+        for _ in 0..2000 {
+            if sys::poll1(cx.fd, POLLIN, 0)? & POLLHUP != 0 {
+                break;
+            }
+            util::pause_ms(1);
+        }
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, POLLIN | POLLOUT | POLLHUP, "poll of both ends, {how}");
+        same!(sys::sockname(cx.fd, true), Err(libc::ENOTCONN), "getpeername, {how}");
+        same!(sys::shutdown(cx.fd, libc::SHUT_RDWR), Err(libc::ENOTCONN), "shutdown, {how}");
+        cx.recv(N)?;
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
     }
     Ok(())
 }
