@@ -61,6 +61,8 @@ FLAKY = [
     ("frameworks", ".*", r"tornado\.test\.simple_httpclient_test\..*test_request_timeout", "gives a TLS handshake and a request 0.1 s"),
     ("uvloop", ".*", r"test_sockets:.*cancel_sock_sendall", "gives a send of 200 MB 0.2 s; fails natively on a busy machine"),
     ("haproxy", "chaos", r"reg-tests/log/load_balancing\.vtc", "gives 500 exchanges, one after the other, 10 s; chaos holds calls up for as long as 15 ms"),
+    ("libuv", "chaos", r"tcp_ping_pong", "gives 1,000 exchanges, one after the other, 5 s; chaos holds calls up for as long as 15 ms"),
+    ("node", "chaos", r"parallel/test-http2-forget-closed-streams\.js", "10,000 requests, one after the other, get a minute here; chaos holds calls up for as long as 15 ms"),
     ("libevent", "chaos", r".*:http/bad_request", "gives an exchange 10 ms; chaos holds calls up for as long as 15 ms"),
 ]
 
