@@ -477,7 +477,7 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at());
+        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.unseen.due());
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -690,6 +690,9 @@ impl Bg {
             self.unsettle(c, gen);
         }
         self.question_suspects(now);
+        for c in self.unseen.found_late(now) {
+            self.return_unseen(c);
+        }
         self.release_held(now);
         self.shrink_idle(now);
         if self.asked.len() > 1 << 16 {

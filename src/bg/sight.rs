@@ -130,7 +130,8 @@ impl Bg {
         }
     }
 
-    fn return_unseen(&mut self, conn: &'static Conn) {
+    /// The program waits for it out of sight.
+    pub(super) fn return_unseen(&mut self, conn: &'static Conn) {
         {
             let mut b = conn.lock_both();
             if conn.phase() != Phase::Managed {

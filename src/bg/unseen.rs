@@ -9,6 +9,7 @@ use crate::table::{self, Entry};
 use crate::textfile::TextFile;
 use crate::{chaos, fdhigh};
 use core::fmt::Write;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
 const DIR: &[u8] = b"/proc/self/fd\0";
@@ -24,20 +25,54 @@ const MOST: usize = 64 << 10;
 pub(super) struct Unseen {
     sets: Vec<c_int>,
     fresh_until: i64,
+    /// Connections, and their generations, that are in none of them, as far as was known when they were asked for: a set
+    /// may have been made since the list was.
+    doubtful: Vec<(&'static Conn, u32)>,
 }
 
 impl Unseen {
-    /// Whether one of them has the connection.
-    pub(super) fn has(&mut self, conn: &Conn) -> bool {
+    /// Whether one of them has the connection; what is not sure is looked at again, see [`Unseen::found_late`].
+    pub(super) fn has(&mut self, conn: &'static Conn) -> bool {
         let now = now_ns();
-        if now >= self.fresh_until {
-            self.sets.clear();
-            crate::desk::run(|| self.gather());
-            let end = now_ns();
-            // Under chaos a connection may move in the moment in which its set is made.
-            self.fresh_until = end + if chaos::is_on() { 0 } else { (end - now) * SHARE };
+        let fresh = now >= self.fresh_until;
+        if fresh {
+            self.list(now);
         }
+        let has = self.is_in_any(conn);
+        if !has && !fresh {
+            self.doubtful.push((conn, conn.gen.load(Relaxed)));
+        }
+        has
+    }
+
+    /// When to ask for those that are in one.
+    pub(super) fn due(&self) -> i64 {
+        match self.doubtful.is_empty() {
+            true => i64::MAX,
+            false => self.fresh_until,
+        }
+    }
+
+    /// Connections that turned out to be in one.
+    pub(super) fn found_late(&mut self, now: i64) -> Vec<&'static Conn> {
+        if now < self.due() {
+            return Vec::new();
+        }
+        self.list(now);
+        let all = core::mem::take(&mut self.doubtful).into_iter();
+        all.filter(|(c, gen)| c.gen.load(Relaxed) == *gen && self.is_in_any(c)).map(|(c, _)| c).collect()
+    }
+
+    fn is_in_any(&self, conn: &Conn) -> bool {
         self.sets.iter().any(|set| contains(*set, conn))
+    }
+
+    fn list(&mut self, now: i64) {
+        self.sets.clear();
+        crate::desk::run(|| self.gather());
+        let end = now_ns();
+        // Under chaos a connection may move in the moment in which its set is made.
+        self.fresh_until = end + if chaos::is_on() { 0 } else { (end - now) * SHARE };
     }
 
     fn gather(&mut self) {

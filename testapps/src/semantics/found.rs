@@ -11,7 +11,8 @@ use std::os::fd::RawFd;
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
-    ("epoll-by-own-system-calls", unseen_epoll),
+    ("epoll-by-own-system-calls", |cx| unseen_epoll(cx, 60)),
+    ("epoll-by-own-system-calls-among-many-files", among_many),
     ("close-with-more-to-come", close_early),
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
@@ -62,7 +63,7 @@ fn own_call(n: libc::c_long, a: usize, b: usize, c: usize, d: usize) -> isize {
 }
 
 /// A program that reads and writes by libc, and blocks there, but has an epoll set made by its own system calls.
-fn unseen_epoll(cx: &mut Cx) -> Res {
+fn unseen_epoll(cx: &mut Cx, rounds: usize) -> Res {
     let (a, b) = pair()?;
     let ep = own_call(libc::SYS_epoll_create1, 0, 0, 0, 0);
     ensure!(ep >= 0, "epoll_create1: {ep}");
@@ -71,7 +72,7 @@ fn unseen_epoll(cx: &mut Cx) -> Res {
     same!(r, 0, "epoll_ctl");
     let mut wait = |ms: usize| own_call(libc::SYS_epoll_pwait, ep as usize, &raw mut ev as usize, 1, ms);
     let mut buf = [0; 40];
-    for i in 0..60 {
+    for i in (0..rounds).map(|i| i as u8) {
         sys::write_all(a, &[i; 40])?;
         same!(wait(2000), 1, "events in round {i}");
         sys::read_exact(b, &mut buf)?;
@@ -87,6 +88,34 @@ fn unseen_epoll(cx: &mut Cx) -> Res {
     sys::close(a)?;
     sys::close(b)?;
     cx.warm(4, 0)
+}
+
+/// The same, made right after another connection has left TCP, in a process with so many files that its sets are not
+/// looked for each time.
+fn among_many(cx: &mut Cx) -> Res {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for both calls.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max.min(20_000);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+    let (file, _) = sys::pipe()?;
+    for _ in 0..limit.rlim_cur / 2 {
+        sys::fcntl(file, libc::F_DUPFD, 0)?;
+    }
+    let (a, b) = pair()?;
+    for _ in 0..200 {
+        let before = sys::tcp_bytes(a)?;
+        warm(a, b, 16)?;
+        if !cx.is_to_leave() || sys::tcp_bytes(a)? == before {
+            break;
+        }
+    }
+    unseen_epoll(cx, 400)?;
+    sys::close(a)?;
+    sys::close(b)?;
+    Ok(())
 }
 
 /// One end closes while the other goes on writing: that one must hear of it, at whatever moment of a change
