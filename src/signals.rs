@@ -45,12 +45,12 @@ const fn bit(sig: c_int) -> u64 {
     1 << (sig - 1)
 }
 
-/// An action as the kernel has it.
+/// An action as the kernel has it, on x86-64 and on aarch64 (for whose 32-bit programs there is a restorer:
+/// `include/linux/signal_types.h`).
 #[repr(C)]
 struct Action {
     handler: usize,
     flags: u64,
-    #[cfg(target_arch = "x86_64")]
     restorer: usize,
     mask: u64,
 }
@@ -146,13 +146,7 @@ pub fn adopting(sig: c_int, real: impl FnOnce() -> usize) -> usize {
     let _g = LOCK.lock();
     let was = HANDLERS[i].load(Relaxed);
     let r = real();
-    let mut k = Action {
-        handler: 0,
-        flags: 0,
-        #[cfg(target_arch = "x86_64")]
-        restorer: 0,
-        mask: 0,
-    };
+    let mut k = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
     if kernel_action(sig, None, Some(&mut k)).is_ok() {
         if is_handler(k.handler) {
             HANDLERS[i].store(k.handler, Relaxed);

@@ -52,6 +52,7 @@ fn sleeping<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Res
         libc::SYS_recvmsg,
         libc::SYS_sendto,
         libc::SYS_sendmsg,
+        #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
         libc::SYS_ppoll,
     ];

@@ -36,7 +36,10 @@ const FORBIDDEN: &[c_long] = &[
     libc::SYS_memfd_create,
     libc::SYS_eventfd2,
     libc::SYS_getrusage,
+    // Elsewhere they are what libc makes of `poll` and `epoll_wait`.
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_ppoll,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_sched_yield,
