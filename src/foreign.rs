@@ -10,7 +10,7 @@ use crate::rendezvous as rv;
 use crate::stats::Why;
 use crate::sys::{self, sys};
 use crate::{arena, poll, streams, table};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU64, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
 /// Owner of such a record: no process (`process::life` is odd).
@@ -168,6 +168,62 @@ pub unsafe fn is_preloaded(path: *const c_char, envp: *const *const c_char) -> b
     };
     // SAFETY: a string of the program's.
     has && unsafe { is_dynamic(path) }
+}
+
+/// The path of a program that is searched for as `execvp(3)` does; null if there is none.
+///
+/// # Safety
+/// `file` is null or a string.
+pub unsafe fn search(file: *const c_char, place: &mut [u8; libc::PATH_MAX as usize]) -> *const c_char {
+    if file.is_null() {
+        return file;
+    }
+    // SAFETY: the caller's promise; what `getenv` returns is a string or null.
+    let (name, dirs) = unsafe {
+        let dirs = libc::getenv(c"PATH".as_ptr());
+        let dirs = if dirs.is_null() { c"/bin:/usr/bin".as_ptr() } else { dirs };
+        (core::ffi::CStr::from_ptr(file).to_bytes(), core::ffi::CStr::from_ptr(dirs).to_bytes())
+    };
+    if name.is_empty() || name.contains(&b'/') {
+        return file;
+    }
+    for dir in dirs.split(|b| *b == b':') {
+        let dir = if dir.is_empty() { b"." } else { dir };
+        let Some(to) = place.get_mut(..dir.len() + name.len() + 2) else { continue };
+        to[..dir.len()].copy_from_slice(dir);
+        to[dir.len()] = b'/';
+        to[dir.len() + 1..][..name.len()].copy_from_slice(name);
+        to[dir.len() + 1 + name.len()] = 0;
+        // SAFETY: it ends with a NUL.
+        if unsafe { sys!(libc::SYS_faccessat, libc::AT_FDCWD, to.as_ptr(), libc::X_OK) }.is_ok() {
+            return to.as_ptr().cast();
+        }
+    }
+    core::ptr::null()
+}
+
+const GIVEN_WORDS: usize = 1024;
+/// Numbers that file actions of `posix_spawn` have named, for whatever child: one bit each. (Those above count as named.)
+static GIVEN: [AtomicU64; GIVEN_WORDS] = [const { AtomicU64::new(0) }; GIVEN_WORDS];
+
+/// A child that is spawned may get `fd` under another number.
+pub fn give(fd: c_int) {
+    if let Some(word) = usize::try_from(fd).ok().and_then(|n| GIVEN.get(n / 64)) {
+        word.fetch_or(1 << (fd % 64), Relaxed);
+    }
+}
+
+/// Whether a child may have got the connection so.
+pub fn is_given(c: &Conn) -> bool {
+    let is = |fd: c_int| match usize::try_from(fd).ok().map(|n| (GIVEN.get(n / 64), n % 64)) {
+        Some((Some(word), bit)) => word.load(Relaxed) & (1 << bit) != 0,
+        Some((None, _)) => true,
+        None => false,
+    };
+    if c.local().fds.load(Relaxed) <= 1 {
+        return is(c.local().fd.load(Relaxed));
+    }
+    (0..=table::highest()).any(|fd| table::is(fd, c) && is(fd))
 }
 
 /// Whether a program is linked dynamically and runs with our rights. In doubt it is.

@@ -89,6 +89,23 @@ pub unsafe fn exec_prepare(path: *const c_char, envp: *const *const c_char) {
     }
 }
 
+/// Where a program is that is searched for by this name; null where that is not known. The path may be in `place`.
+///
+/// # Safety
+/// `file` is null or a string.
+pub unsafe fn found(file: *const c_char, place: &mut [u8; libc::PATH_MAX as usize]) -> *const c_char {
+    if !process::is_active() {
+        return core::ptr::null();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { foreign::search(file, place) }
+}
+
+/// `posix_spawn_file_actions_adddup2(3)`: a child may get this fd.
+pub fn spawn_gives(fd: c_int) {
+    foreign::give(fd);
+}
+
 /// Before `posix_spawn(3)`. True: [`spawned`] is to be called after it.
 ///
 /// # Safety

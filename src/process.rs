@@ -426,7 +426,8 @@ pub fn spawn_prepare() -> bool {
     let mut any = false;
     let token = new_token();
     each_held(|c| {
-        if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && !close_on_exec(c) {
+        let passes = !close_on_exec(c) || crate::foreign::is_given(c);
+        if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && passes {
             any = true;
             if c.is_inherited() {
                 visit::settle(c);

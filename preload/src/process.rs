@@ -116,13 +116,12 @@ extern "C" {
     static environ: Strings;
 }
 
-/// The path of a program, null if it is to be searched for.
-unsafe fn searched(file: *const c_char) -> *const c_char {
-    if !file.is_null() && core::ffi::CStr::from_ptr(file).to_bytes().contains(&b'/') {
-        file
-    } else {
-        core::ptr::null()
-    }
+/// As [`exec`], for a program that is searched for.
+#[inline(always)]
+unsafe fn exec_found(file: *const c_char, envp: Strings, real: impl FnOnce() -> c_int) -> c_int {
+    let mut place = [0; libc::PATH_MAX as usize];
+    let path = keep_errno(|| ops::found(file, &mut place));
+    exec(path, envp, real)
 }
 
 /// As [`exec`], for a child that somebody else makes.
@@ -154,14 +153,22 @@ hook! {
     fn posix_spawnp(
         pid: *mut pid_t, file: *const c_char, acts: Opaque, attr: Opaque, argv: Strings, envp: Strings,
     ) -> c_int {
-        spawn(pid, searched(file), envp, |pid| real(pid, file, acts, attr, argv, envp))
+        let mut place = [0; libc::PATH_MAX as usize];
+        let path = keep_errno(|| ops::found(file, &mut place));
+        spawn(pid, path, envp, |pid| real(pid, file, acts, attr, argv, envp))
+    }
+}
+hook! {
+    fn posix_spawn_file_actions_adddup2(acts: *mut core::ffi::c_void, fd: c_int, new: c_int) -> c_int {
+        ops::spawn_gives(fd);
+        real(acts, fd, new)
     }
 }
 
 hook! { fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(path, envp, || real(path, argv, envp)) } }
 hook! { fn execv(path: *const c_char, argv: Strings) -> c_int { exec(path, environ, || real(path, argv)) } }
-hook! { fn execvp(file: *const c_char, argv: Strings) -> c_int { exec(searched(file), environ, || real(file, argv)) } }
-hook! { fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int { exec(searched(file), envp, || real(file, argv, envp)) } }
+hook! { fn execvp(file: *const c_char, argv: Strings) -> c_int { exec_found(file, environ, || real(file, argv)) } }
+hook! { fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int { exec_found(file, envp, || real(file, argv, envp)) } }
 hook! { fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int { exec(core::ptr::null(), envp, || real(fd, argv, envp)) } }
 hook! {
     fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {

@@ -19,6 +19,9 @@ pub const CHECKS: &[Check] = &[
     ("image-spawn", |cx| uses(cx, How::Spawn, SHELL)),
     ("image-spawn-bare", |cx| uses(cx, How::Spawn, BARE)),
     ("image-spawn-static", |cx| uses(cx, How::Spawn, STATIC)),
+    ("image-spawn-static-as-input", as_input),
+    ("image-by-name-static", |cx| by_name(cx, false)),
+    ("image-spawn-by-name-static", |cx| by_name(cx, true)),
     ("image-no-file", no_file),
     ("image-untouched", untouched),
     ("image-outlives-us", outlives),
@@ -126,6 +129,65 @@ fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
     cx.recv(5000)?;
     bye(cx)?;
     Ok(())
+}
+
+/// What a program has read of the connection, and written to `rd`.
+fn has_read(cx: &mut Cx, pid: libc::pid_t, rd: RawFd) -> Res {
+    let b = read_all(rd)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    same!(b.len(), 1000, "bytes that the program read");
+    cx.take(&b)?;
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.recv(5000)?;
+    bye(cx)?;
+    Ok(())
+}
+
+/// A program that cannot be preloaded gets as its standard input what it does not inherit otherwise.
+fn as_input(cx: &mut Cx) -> Res {
+    if !std::path::Path::new(STATIC[0]).exists() {
+        return untried(&format!("no {}", STATIC[0]));
+    }
+    sys::fcntl(cx.fd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = start_with(How::Spawn, &[STATIC[0], "head", "-c", "1000"], &[(cx.fd, 0), (wr, 1)])?;
+    sys::close(wr)?;
+    has_read(cx, pid, rd)
+}
+
+/// One that is searched for by its name.
+fn by_name(cx: &mut Cx, spawned: bool) -> Res {
+    if !std::path::Path::new(STATIC[0]).exists() {
+        return untried(&format!("no {}", STATIC[0]));
+    }
+    std::env::set_var("PATH", "/nowhere:/bin");
+    sys::dup2(cx.fd, NUMBER)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let argv = [c"busybox", c"sh", c"-c", c"head -c 1000 <&57 >&58"].map(|w| w.as_ptr().cast_mut());
+    let argv = [argv[0], argv[1], argv[2], argv[3], null_mut()];
+    sys::dup2(wr, NUMBER + 1)?;
+    let mut pid = 0;
+    // SAFETY: the array ends with a null; a forked child does nothing but become the program.
+    unsafe {
+        if spawned {
+            let e = libc::posix_spawnp(&mut pid, argv[0], std::ptr::null(), std::ptr::null(), argv.as_ptr(), environ);
+            same!(e, 0, "posix_spawnp");
+        } else {
+            pid = sys::fork()?;
+            if pid == 0 {
+                libc::execvp(argv[0], argv.as_ptr().cast());
+                libc::_exit(127);
+            }
+        }
+    }
+    for fd in [wr, NUMBER, NUMBER + 1] {
+        sys::close(fd)?;
+    }
+    has_read(cx, pid, rd)
 }
 
 fn no_file(cx: &mut Cx) -> Res {

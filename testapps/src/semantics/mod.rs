@@ -71,15 +71,16 @@ fn all() -> Vec<Check> {
 /// [--skip NAMES] [--again N]`.
 ///
 /// `--two`: the other end is in another process. `--accept`: the end under test accepts.
-/// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes the beginning
-/// of a name. `--known`: checks that may fail. `--skip`: checks not to run. `--again`: a check that fails is tried so
+/// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes beginnings of names, with commas
+/// between them. `--known`: checks that may fail. `--skip`: checks not to run. `--again`: a check that fails is tried so
 /// many times more, and counts as skipped if it holds then; wrong bytes fail at once. What the kernel or the user does
 /// not let be tried counts as skipped, too.
 pub fn run(a: &Args) -> i32 {
     let only = a.text("only", "");
     let skip = a.text("skip", "");
     let skips = |name: &str| skip.split(',').any(|s| s == name);
-    let checks: Vec<Check> = all().into_iter().filter(|c| c.0.starts_with(&only) && !skips(c.0)).collect();
+    let wanted = |name: &str| only.split(',').any(|o| name.starts_with(o));
+    let checks: Vec<Check> = all().into_iter().filter(|c| wanted(c.0) && !skips(c.0)).collect();
     if a.has("list") {
         checks.iter().for_each(|c| println!("{}", c.0));
         return 0;
