@@ -152,6 +152,26 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     p.revents
 }
 
+/// Whether a TCP socket takes little more before something is read, as the kernel sees it where it says that there is
+/// something to read, though it is less than `SO_RCVLOWAT`: most of its memory is taken, or a segment would fill its window.
+pub fn has_no_room(fd: c_int) -> bool {
+    // linux/sock_diag.h: what is taken of its memory, and how much that may be; linux/tcp.h: `tcpi_rcv_mss`.
+    const SO_MEMINFO: c_int = 55;
+    const SEGMENT: usize = 20;
+    let (mut memory, mut info) = ([0u32; 9], [0u8; 64]);
+    let mut lens = [size_of_val(&memory) as libc::socklen_t, info.len() as libc::socklen_t];
+    // SAFETY: queries that write to our own memory.
+    let r = unsafe {
+        sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_MEMINFO, memory.as_mut_ptr(), &mut lens[0]).and_then(|_| {
+            sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut lens[1])
+        })
+    };
+    let segment = info.get(SEGMENT..SEGMENT + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+    let (taken, most) = (memory[0], memory[1]);
+    // Half of the memory is for bytes.
+    r.is_ok() && (taken > most - most / 8 || most.saturating_sub(taken) / 2 <= segment)
+}
+
 /// Whether the program's memory is there to be read, where the kernel would say `EFAULT` if it is not. A system call:
 /// for pointers that are rarely given. In doubt it is.
 pub fn is_readable(at: *const c_void, len: usize) -> bool {

@@ -48,12 +48,19 @@ impl Conn {
                 let fd = self.local().fd.load(Relaxed);
                 let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
                 // The kernel's own `SO_RCVLOWAT` is 1 now.
-                let few = || e == libc::POLLIN && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32);
+                let few = || {
+                    e == libc::POLLIN
+                        && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32)
+                        && !sys::has_no_room(fd)
+                };
                 e != 0 && (want <= 1 || !few()) || rx.path() == RxPath::Tcp && self.fin_seen()
             }
             RxPath::Draining if rx.ring().kept.len() >= want => true,
             RxPath::Armed | RxPath::Draining => match crate::io::front(&mut rx) {
-                Front::App(_) if want > 1 => crate::io::unread(&mut rx) >= want || self.fin_seen(),
+                Front::App(_) if want > 1 => {
+                    let fd = self.local().fd.load(Relaxed);
+                    crate::io::unread(&mut rx) >= want || self.fin_seen() || sys::has_no_room(fd)
+                }
                 Front::App(_) | Front::End | Front::Failed(_) => true,
                 Front::Wait => false,
                 front @ (Front::Mark | Front::Part(_)) => {

@@ -66,7 +66,7 @@ pub(super) fn recv_raw(
         match r {
             Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
                 pins::hold(fd, conn);
-                if let Err(e) = pause(call, &mut || ()) {
+                if let Err(e) = pause(call, false, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }
@@ -136,13 +136,14 @@ fn hung_up(fd: c_int) -> bool {
 }
 
 /// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.
-pub(super) fn pause(call: &mut Call, if_left: &mut dyn FnMut()) -> Result<(), Errno> {
+/// `begun`: the call has bytes already, so that every handler ends it.
+pub(super) fn pause(call: &mut Call, begun: bool, if_left: &mut dyn FnMut()) -> Result<(), Errno> {
     let (deadline, since) = (call.deadline(), call.since);
     if deadline > 0 && now_ns() >= deadline {
         return Err(libc::EAGAIN);
     }
     let ts = timespec_of(200_000);
-    let any = deadline > 0;
+    let any = deadline > 0 || begun;
     let how = Sleep { since, any, if_left };
     // SAFETY: `ts` is readable.
     match unsafe { signals::sleep(libc::SYS_nanosleep, [&raw const ts as usize, 0, 0, 0, 0, 0], how) } {
@@ -199,7 +200,7 @@ fn peek_wait(fd: c_int, conn: &'static Conn, begun: bool, call: &mut Call) -> Re
             unsafe { signals::sleep(libc::SYS_recvfrom, args, how).map(|_| ()) }
         } else if conn.rcvlowat.load(Relaxed) > 1 {
             // For which `poll` would wait, though some of that may have been taken already.
-            pause(call, &mut || end_peek(conn))
+            pause(call, begun, &mut || end_peek(conn))
         } else {
             poll_wait(fd, libc::POLLIN, until, how)
         }

@@ -300,7 +300,8 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         }
         // In the kernel such a call has taken what has come when a signal ends it.
         let by_and_by = flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_WAITALL;
-        let most = if by_and_by { 1 } else { conn.rcvlowat.load(Relaxed).max(1) };
+        // So it is with what comes by TCP: fewer bytes than that may be all for which the kernel has room.
+        let most = if by_and_by || !conn.reads_ring() { 1 } else { conn.rcvlowat.load(Relaxed).max(1) };
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, most);
         if together && b.skip == 0 && conn.is_at(fd) && conn.is_managed() && !conn.takeable(want) {
             let some = conn.takeable(1);
@@ -334,7 +335,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         match taken {
             Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
                 pins::hold(fd, conn);
-                if let Err(e) = pause(call, &mut || ()) {
+                if let Err(e) = pause(call, false, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
                 }
             }

@@ -30,6 +30,8 @@ pub const CHECKS: &[Check] = &[
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
     ("unread-by-who-only-sends", who_only_sends),
+    ("unread-less-than-the-low-water-mark", |cx| less_than_low_water(cx, false)),
+    ("unread-less-than-the-low-water-mark-poll", |cx| less_than_low_water(cx, true)),
     ("unread-looked-at", looked_at),
     ("unread-recvmmsg-tells-errors-first", |cx| errors_first(cx, false)),
     ("unread-recvmmsg-tells-of-a-refusal-first", |cx| errors_first(cx, true)),
@@ -347,6 +349,67 @@ fn both_ends_leave_none(cx: &mut Cx) -> Res {
         same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
     }
     Ok(())
+}
+
+/// What a program has not read of a large piece takes the memory of all of it, so fewer bytes than it waits for may be all for
+/// which there is room, and more come only when these are taken. The mark of a peer that leaves TCP is behind them.
+fn less_than_low_water(cx: &mut Cx, polls: bool) -> Res {
+    const ALL: usize = 1 << 20;
+    const LEAST: usize = 30_000;
+    let (l, port) = sys::listen(0, 4)?;
+    let fd = sys::connect(port)?;
+    let peer = sys::accept(l, 0)?;
+    sys::close(l)?;
+    sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 65536)?;
+    let mut theirs = vec![0; ALL];
+    prng::fill(2, 0, &mut theirs);
+    let sender = std::thread::spawn(move || sys::write_all(peer, &theirs));
+    let (mut moved, mut before) = (0, (0, 0));
+    for i in 0..300 {
+        sys::write_all(fd, &[7; 16])?;
+        sys::read_exact(peer, &mut [0; 16])?;
+        let now = sys::tcp_bytes(fd)?;
+        moved = if now == before { moved + 1 } else { 0 };
+        before = now;
+        if moved > 10 {
+            break;
+        }
+        if i % 8 == 7 {
+            util::pause_ms(2);
+        }
+    }
+    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP");
+    let (mut got, mut there) = (0, 0);
+    let mut b = vec![0; ALL];
+    while got < ALL / 2 {
+        util::pause_ms(2);
+        let now = sys::fionread(fd)?;
+        if now == there && (1..LEAST).contains(&now) {
+            break;
+        }
+        there = now;
+        let n = there.saturating_sub(LEAST - 1).min(LEAST);
+        sys::read_exact(fd, &mut b[got..got + n])?;
+        got += n;
+    }
+    if !(1..LEAST).contains(&there) {
+        return untried(&format!("the kernel has room for {there} bytes"));
+    }
+    sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, LEAST as i32)?;
+    if polls {
+        same!(sys::wait1(fd, POLLIN, 3000)?, POLLIN, "poll of {there} bytes, which is all for which there is room");
+    }
+    let n = sys::recv(fd, &mut b[got..got + 2 * LEAST], 0)?;
+    ensure!(n >= LEAST, "a receive that waits for {LEAST} bytes got {n}");
+    sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1)?;
+    sys::read_exact(fd, &mut b[got + n..])?;
+    prng::verify(2, 0, &b)?;
+    ensure!(sender.join().is_ok_and(|r| r.is_ok()), "the sender");
+    sys::write_all(peer, b"and this")?;
+    sys::shutdown(peer, libc::SHUT_WR)?;
+    same!(read_all(fd)?, b"and this", "what came later");
+    sys::close(fd)?;
+    Ok(sys::close(peer)?)
 }
 
 /// A program that sends, and does not read for long, gets to its ring all the same: what its peer has sent fills the
