@@ -15,8 +15,10 @@ use libc::c_int;
 const DIR: &[u8] = b"/proc/self/fd\0";
 /// What a link in that folder says of an epoll set.
 const SET: &[u8] = b"anon_inode:[eventpoll]";
-/// The process's fds are gone through for at most a twentieth of the time.
+/// The process's fds are gone through for at most a twentieth of the time, ...
 const SHARE: i64 = 20;
+/// ... but what is known is not believed for longer than this.
+const LONGEST_NS: i64 = 500_000_000;
 /// A set that is described by more than this is taken to have every connection.
 const MOST: usize = 64 << 10;
 
@@ -72,7 +74,7 @@ impl Unseen {
         crate::desk::run(|| self.gather());
         let end = now_ns();
         // Under chaos a connection may move in the moment in which its set is made.
-        self.fresh_until = end + if chaos::is_on() { 0 } else { (end - now) * SHARE };
+        self.fresh_until = end + if chaos::is_on() { 0 } else { ((end - now) * SHARE).min(LONGEST_NS) };
     }
 
     fn gather(&mut self) {
