@@ -208,7 +208,8 @@ impl Bg {
     }
 
     /// The search was in vain. If nobody was found the connection is looked for again when it has had
-    /// several times as many calls; that there was no memory or no slot, or an operator was against it, may pass. Most other reasons are final.
+    /// several times as many calls. That there was no memory or no slot, or an operator was against it, may pass; most other
+    /// reasons are final.
     pub(super) fn fail_look(&mut self, end: End, why: Why) {
         let Some(look) = self.drop_look(end) else { return };
         if look.conn.gen.load(Relaxed) != look.gen {

@@ -429,12 +429,14 @@ impl Bg {
         let sw = b.sw();
         conn.publish_paths(sw);
         s.link.store(0, Relaxed);
-        conn.why(if order::is_off() { Why::Operator } else { why });
         let calls = conn.calls.load(Relaxed);
         let next = conn.next_try.load(Relaxed);
+        // What is on TCP for good is not the operator's to bring back.
+        let off = order::is_off() && next != u32::MAX;
+        conn.why(if off { Why::Operator } else { why });
         if chaos::is_on() && next != u32::MAX {
             conn.next_try.store(calls + chaos::calls(0), Relaxed);
-        } else if order::is_off() && next != u32::MAX {
+        } else if off {
             later(conn, RARELY);
         } else if conn.visited.load(Relaxed) && next != u32::MAX {
             // Until the visitor has let go of it, which may be soon.
