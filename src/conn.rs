@@ -428,6 +428,23 @@ impl Conn {
         }
     }
 
+    /// Takes what a peer on another host has said, which may say more than the kernel's socket.
+    pub fn hear(&self) {
+        if let Some(r) = self.remote() {
+            r.poll(false);
+        }
+    }
+
+    /// If our program has shut both directions, what another host sends from now on comes too late.
+    pub fn refuse(&self) {
+        const BOTH: u32 = FIN | RDSHUT;
+        if let (Some(r), Some(own)) = (self.remote(), self.own()) {
+            if own.flags.load(SeqCst) & BOTH == BOTH {
+                r.refuse(self.peer_slot.load(Relaxed));
+            }
+        }
+    }
+
     /// Sets or clears what an upgrade needs. Under both locks.
     pub fn attach(&self, link: Option<&Link>, slot: u32, own: *const Slot) {
         self.link.store(link.map_or(core::ptr::null_mut(), |l| (l as *const Link).cast_mut()), Release);

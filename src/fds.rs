@@ -376,6 +376,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     if c.is_inherited() {
         visit::settle(c);
     }
+    c.hear();
     let mut b = c.lock_both();
     match c.phase() {
         Phase::Raw => {
@@ -446,6 +447,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
     }
     drop(b);
+    c.refuse();
     chaos::stumble();
     // With both shut a sender that waits for room waits in vain.
     let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);

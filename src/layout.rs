@@ -60,7 +60,8 @@ pub struct Geo {
 pub struct Slot {
     /// Bytes of the ring that the peer may see, ever.
     pub produced: AtomicU64,
-    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`].
+    /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`],
+    /// [`REFUSED`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
@@ -111,6 +112,9 @@ pub const HURRY: u32 = 64;
 pub const LEAVING: u32 = 128;
 /// The owner's process is about to end: no return is to begin any more.
 pub const BYE: u32 = 256;
+/// Bytes have come to the owner after its program had shut both directions. Only by RDMA: on one host the sender sees that
+/// in time.
+pub const REFUSED: u32 = 512;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

@@ -31,6 +31,10 @@ fn advance(b: &mut Both) -> bool {
         return false;
     }
     let mut changed = false;
+    if conn.is_refused_late() && !conn.has_ended(END_EOF) {
+        reset_with(b, libc::EPIPE);
+        return true;
+    }
     // Each round makes progress on a finite switch; the bound only guards against a peer that floods frames.
     for _ in 0..256 {
         let was = b.sw().tx();
@@ -221,6 +225,7 @@ fn start_mark(b: &mut Both) -> bool {
         if let Some(own) = conn.own() {
             own.flags.fetch_or(FIN, AcqRel);
         }
+        conn.refuse();
     }
     count_upgrade(b);
     true
@@ -660,5 +665,6 @@ pub fn reset_with(b: &mut Both, errno: i32) {
     }
     // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
     let _ = unsafe { sys::sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), libc::SHUT_RDWR) };
+    conn.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);
     conn.notify();
 }

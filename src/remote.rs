@@ -140,6 +140,10 @@ impl Bits {
         self.words[slot as usize / 64 % self.words.len()].load(SeqCst) & (1 << (slot % 64)) != 0
     }
 
+    fn remove(&self, slot: u32) {
+        self.words[slot as usize / 64 % self.words.len()].fetch_and(!(1 << (slot % 64)), SeqCst);
+    }
+
     fn is_empty(&self) -> bool {
         self.some.load(SeqCst) == 0
     }
@@ -267,6 +271,8 @@ pub struct Remote {
     /// Slots with something to send, and those that wait for writes to be done or for receives.
     pending: Bits,
     waiting: Bits,
+    /// Slots of the peer's whose bytes nobody takes any more: see [`Remote::refuse`].
+    refusing: Bits,
     /// Writes were done, or the peer has receives again.
     moved: AtomicBool,
     /// Number of the last write known to be done, and receives that the peer has told of.
@@ -470,6 +476,14 @@ impl Remote {
     /// The peer's slot `slot` is nobody's any more.
     pub fn part(&self, slot: u32) {
         self.conns[slot as usize % SLOTS].store(core::ptr::null_mut(), SeqCst);
+    }
+
+    /// What has not come yet by the peer's slot `slot` comes too late: its end is told, as the kernel answers what comes to
+    /// who has shut both directions by a reset.
+    pub fn refuse(&self, slot: u32) {
+        // What lies in the completion queue has come.
+        self.poll(true);
+        self.refusing.add(slot);
     }
 
     fn conn(&self, slot: u32) -> Option<&'static Conn> {

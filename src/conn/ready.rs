@@ -250,6 +250,11 @@ impl Conn {
         self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH)
     }
 
+    /// Whether that was so before something came that had been sent when nobody here knew.
+    pub fn is_refused_late(&self) -> bool {
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & REFUSED != 0)
+    }
+
     /// `poll(2)`'s view of it, of the events in `mask` and those that cannot be masked.
     pub fn readiness(&self, mask: u32) -> u32 {
         let mut r = 0u32;

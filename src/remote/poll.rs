@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::conn::ask;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, HURRY, WANT_RX, WANT_TX};
+use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, HURRY, REFUSED, WANT_RX, WANT_TX};
 use crate::link;
 use crate::provider::Done;
 use core::mem::MaybeUninit;
@@ -71,6 +71,8 @@ const ENDED: u8 = 1;
 const WISH: u8 = 2;
 /// There is something to read, or room, or an end.
 const LOOK: u8 = 4;
+/// Bytes have come for a program that had shut both directions.
+const LATE: u8 = 8;
 
 impl News {
     #[inline]
@@ -104,6 +106,12 @@ impl News {
             }
             if what & ENDED != 0 {
                 c.ask(crate::conn::ask::PUMP);
+            }
+            if what & LATE != 0 {
+                if let Some(own) = c.own() {
+                    own.flags.fetch_or(REFUSED, SeqCst);
+                }
+                c.flush();
             }
         }
     }
@@ -193,14 +201,17 @@ impl Remote {
             imm::DATA => {
                 let slot = d.imm >> 18 & 0xfff;
                 let s = self.peer(slot);
-                s.produced.store(s.produced.load(Relaxed).wrapping_add(d.len.into()), Release);
+                let refused = self.refusing.has(slot);
+                if !refused {
+                    s.produced.store(s.produced.load(Relaxed).wrapping_add(d.len.into()), Release);
+                }
                 let had = s.consumed.load(Relaxed) / imm::UNIT;
                 let more = u64::from(d.imm).wrapping_sub(had) % imm::UNITS;
                 // What is said may be older than what is known.
                 if more > 0 && more < imm::UNITS / 2 {
                     s.consumed.store((had + more) * imm::UNIT, Release);
                 }
-                news.add(self.conn(slot), LOOK);
+                news.add(self.conn(slot), if refused { LATE } else { LOOK });
                 true
             }
             imm::NOTE => {
@@ -262,7 +273,7 @@ impl Remote {
                 s.mark_at.store(n.mark_at, Relaxed);
                 let was = s.flags.swap(n.flags, SeqCst);
                 news_for |= (was ^ n.flags) & (FIN | CLOSED | ABORT) != 0;
-                if n.flags & CLOSED != 0 && was & CLOSED == 0 {
+                if n.flags & !was & (CLOSED | REFUSED) != 0 {
                     what |= ENDED;
                 }
                 if n.flags & !was & HURRY != 0 {
@@ -306,6 +317,7 @@ impl Remote {
             }
             let s = self.peer(slot);
             self.part(slot);
+            self.refusing.remove(slot);
             for w in [&s.produced, &s.consumed, &s.tx_goal, &s.mark_at] {
                 w.store(0, Relaxed);
             }
