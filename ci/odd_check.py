@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Odd calls (`odd_calls.py`), natively twice and preloaded: where the kernel gives the same results twice, the
 library must give them, too; and the bytes must have gone over rings meanwhile. And a proxy that relies on what short
-receives say (`odd_proxy.py`), under chaos: every answer must come.
+receives say (`odd_proxy.py`), under chaos: every answer must come. And streams that are held back and waited for in
+every way there is (`odd_streams.py`): every byte must come.
 
 Prints FAIL lines, then `N passed, N failed, N skipped`: skipped is what the kernel itself does not determine."""
 
@@ -11,6 +12,7 @@ import subprocess
 import sys
 
 import odd_proxy
+import odd_streams
 from preload_lib import Reports, default_preload, share, workplace
 
 CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "odd_calls.py")
@@ -18,6 +20,9 @@ CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "odd_calls.py")
 SHARE = 0.5
 # Under which seeds of chaos the proxy runs.
 SEEDS = (1, 2, 3, 4)
+# Connections of a run of the streams, and their share of bytes: those that are there before the link stay on TCP for long.
+STREAMS = 32
+STREAMS_SHARE = 0.4
 # Programs that still differ, by their number, and why.
 KNOWN = {
     194: "ECONNRESET of bytes that came after both directions were shut is EPIPE",
@@ -92,10 +97,29 @@ def proxy(folder, lib):
     return good, len(SEEDS) - good, 0
 
 
+def streams(folder, lib, count):
+    """Counts of seeds with which all streams came, or not."""
+    good = 0
+    for seed in range(1, count + 1):
+        # Every third one as connections come and go between TCP and rings.
+        chaos = seed % 3 == 0
+        settings = {"RINGSOCK_CHAOS": str(seed)} if chaos else {"RINGSOCK_UPGRADE_AFTER": "0"}
+        reports = Reports(os.path.join(folder, f"streams-{seed}"))
+        text, statuses, pids = odd_streams.run(reports.env(lib, settings), seed, STREAMS)
+        totals, silent = reports.totals(pids)
+        moved = totals["returns"] > 0 if chaos else share(totals) >= STREAMS_SHARE
+        fine = not text and not any(statuses) and not silent and moved
+        good += fine
+        what = f"status {statuses}, {share(totals):.2%} of the bytes on rings, {totals['returns']} returns"
+        print(f"{'PASS' if fine else 'FAIL'} streams, seed {seed}: {what} {text}")
+    return good, count - good, 0
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--preload", default=default_preload(), help="path of the library")
     ap.add_argument("--count", type=int, default=40, help="random programs about ends")
+    ap.add_argument("--streams", type=int, default=6, help="seeds of the streams")
     ap.add_argument("--first", type=int, default=1, help="the number of the first of them")
     a = ap.parse_args()
     total = [0, 0, 0]
@@ -114,7 +138,8 @@ def main():
             print(f"{result} {words[0]}: status {[p.returncode for p in runs]}, {on_rings:.2%} of the bytes on rings")
             if not fine:
                 print("\n".join(texts[2].splitlines()[-10:]))
-        total = [x + y for x, y in zip(total, proxy(folder, a.preload))]
+        for counts in proxy(folder, a.preload), streams(folder, a.preload, a.streams):
+            total = [x + y for x, y in zip(total, counts)]
     print("{} passed, {} failed, {} skipped".format(*total))
     return total[1] > 0
 

@@ -107,6 +107,7 @@ def main():
     p.add_argument("--variants", default=",".join(VARIANTS), help="native is always run")
     p.add_argument("--seed", type=int, default=1, help="of the chaos variant")
     p.add_argument("--jobs", type=int, default=2, help="units at a time")
+    p.add_argument("--links", help="RINGSOCK_LINKS of the preloaded variants, which share one network then, one unit at a time")
     p.add_argument("--keep", action="store_true", help="keep logs and reports also where nothing failed")
     a = p.parse_args()
     preload = os.path.abspath(a.preload)
@@ -125,9 +126,9 @@ def main():
             print(f"SKIP {name}: {e}", flush=True)
             total[2] += 1
             continue
-        places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed) for v in variants}
+        places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed, a.links) for v in variants}
         results = {v: {} for v in variants}
-        jobs = 1 if os.geteuid() != 0 else a.jobs * (IDLE if name in IDLERS else 1)
+        jobs = 1 if a.links or os.geteuid() != 0 else a.jobs * (IDLE if name in IDLERS else 1)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             futures = {pool.submit(f, places[v]): v for _, f in units for v in variants}
             for future in concurrent.futures.as_completed(futures):

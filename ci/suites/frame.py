@@ -27,8 +27,8 @@ VARIANTS = {
 }
 
 
-# Runs "$@" with a loopback and an empty /tmp that nobody else has: first the folder where that is made, then what stays
-# visible below /tmp, then "--". All of it goes with the last process.
+# Runs "$@" with an empty /tmp that nobody else has, and a loopback of its own where there is one: first the folder where
+# that is made, then what stays visible below /tmp, then "--". All of it goes with the last process.
 APART = """
 set -e
 ip link set lo up
@@ -160,10 +160,12 @@ def cmake(source, name, *options, target=None):
 class Place:
     """One variant of one suite: its environment, and its reports."""
 
-    def __init__(self, folder, variant, preload, seed):
+    def __init__(self, folder, variant, preload, seed, links=None):
         self.folder = folder
         self.variant = variant
         self.preload = preload
+        # An RDMA device is that of one network only.
+        self.apart = ["-m"] if links else ["-n", "-m"]
         os.makedirs(folder)
         os.chmod(folder, 0o777)
         self.env = clean_env()
@@ -172,6 +174,8 @@ class Place:
             self.env["LD_PRELOAD"] = preload
             self.env["RINGSOCK_REPORT"] = os.path.join(folder, "report-%p.json")
             self.env.update({k: v.format(seed=seed) for k, v in settings.items()})
+            if links:
+                self.env["RINGSOCK_LINKS"] = links
 
     def command(self, command, log, timeout, cwd=None, env=None):
         """Runs tests, preloaded where the variant is; gives the exit status (None: out of time) and the output."""
@@ -182,7 +186,7 @@ class Place:
             new = os.path.join(self.folder, "tmp")
             os.makedirs(new, exist_ok=True)
             stays = below_tmp(ROOT, target_dir(), os.path.dirname(self.preload), cwd or os.getcwd(), full.get("TMPDIR"))
-            wrapped = ["unshare", "-n", "-m", "sh", "-c", APART, "sh", new, *stays, "--", *wrapped]
+            wrapped = ["unshare", *self.apart, "sh", "-c", APART, "sh", new, *stays, "--", *wrapped]
         path = os.path.join(self.folder, log)
         with open(path, "wb") as out:
             # Hung tests leave children: the whole group goes.
