@@ -207,19 +207,6 @@ def check_two_hosts(a, folder):
     return f"{points} points, {sent[0] / 1e6:.0f} and {sent[1] / 1e6:.0f} MB sent on the two wires"
 
 
-def install():
-    """A browser, on Debian as root; without one that check is skipped."""
-    if os.geteuid() != 0:
-        return
-    env = clean_env({"DEBIAN_FRONTEND": "noninteractive"})
-    for cmd in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-        try:
-            subprocess.run(cmd, env=env, capture_output=True, timeout=400, check=True)
-        except (OSError, subprocess.SubprocessError) as e:
-            print(f"   no browser: {e}", flush=True)
-            return
-
-
 def main():
     """Runs the checks in order."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,11 +214,8 @@ def main():
     ap.add_argument("--rounds", type=int, default=1)
     ap.add_argument("--seconds", type=float, default=0.2)
     ap.add_argument("--limit", type=float, default=600, help="seconds that the command may take")
-    ap.add_argument("--install", action="store_true", help="install a browser if there is none (Debian, as root)")
     a = ap.parse_args()
     count = {"PASS": 0, "FAIL": 0, "SKIP": 0}
-    if a.install and browser.find() is None:
-        install()
     with workplace("bench-check-") as folder:
         for f in (check_run, check_data, check_page, check_browser, check_two_addresses, check_two_hosts):
             try:
