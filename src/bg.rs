@@ -27,6 +27,7 @@ mod idle;
 mod search;
 mod sight;
 mod unseen;
+mod unused;
 mod upgrade;
 mod verbs;
 
@@ -68,6 +69,8 @@ const SEARCHES: u32 = 3;
 const BUSY_CALLS: u32 = 20_000;
 /// After how many calls a connection is looked for again that had no memory, or an operator against it.
 const RARELY: u32 = 1024;
+/// Who was on a ring for so long, and had to return, may have another at once.
+const CALM_NS: i64 = 2_000 * MS;
 /// How long the memory of a dead link is kept: threads that looked at it without a lock have finished by then.
 const GRACE_NS: i64 = 2_000 * MS;
 /// What is watched of a managed connection's kernel socket.
@@ -349,6 +352,8 @@ struct Bg {
     corked: Vec<held::Corked>,
     /// Connections whose rings have grown.
     grown: Vec<idle::Grown>,
+    /// Links whose memory may not be needed.
+    held_links: Vec<unused::Held>,
     /// Where they come, or -1.
     home: c_int,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
@@ -393,6 +398,7 @@ impl Bg {
             suspects: Vec::new(),
             corked: Vec::new(),
             grown: Vec::new(),
+            held_links: Vec::new(),
             home: -1,
             guests: HashMap::new(),
         };
@@ -477,7 +483,8 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.unseen.due());
+        let mut at =
+            self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at()).min(self.unseen.due());
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -695,6 +702,7 @@ impl Bg {
         }
         self.release_held(now);
         self.shrink_idle(now);
+        self.leave_unused(now);
         if self.asked.len() > 1 << 16 {
             self.asked.retain(|_, (_, at)| now - *at < 10_000 * MS);
         }
@@ -709,24 +717,31 @@ impl Bg {
         if conn.gen.load(Relaxed) != gen || conn.phase() != Phase::Managed {
             return;
         }
-        let left = {
+        let left = self.leaves(conn) || {
             let mut b = conn.lock_both();
             let flags = conn.peer().map_or(0, |p| p.flags.load(Acquire));
-            let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
-            if ready {
-                b.sw().leave();
-            } else if conn.peer().is_some() && flags & CLOSED == 0 && conn.fulls.load(Relaxed) == 0 && chaos::hurries()
-            {
+            if conn.peer().is_some() && flags & CLOSED == 0 && conn.fulls.load(Relaxed) == 0 && chaos::hurries() {
                 // Megabytes to be repeated would only take time.
                 pump::hurry(&mut b);
             }
-            ready || b.sw().leaving()
+            b.sw().leaving()
         };
         if left {
             self.stir(conn);
         } else {
             self.restless.push((conn, gen, chaos::leave_at().max(now_ns() + MS)));
         }
+    }
+
+    /// Makes a connection return in its turn, if that can begin at once at both ends.
+    fn leaves(&self, conn: &'static Conn) -> bool {
+        let mut b = conn.lock_both();
+        let flags = conn.peer().map_or(0, |p| p.flags.load(Acquire));
+        let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
+        if ready {
+            b.sw().leave();
+        }
+        ready
     }
 
     fn stamp(&self, m: Msg) -> Msg {

@@ -182,6 +182,8 @@ pub struct Config {
     pub ring_bytes: usize,
     /// `RINGSOCK_RING_MAX`: size in bytes that a ring may grow to, a power of two, at least `ring_bytes`.
     pub ring_max: usize,
+    /// `RINGSOCK_IDLE`: after so many seconds memory that links do not need goes back to the kernel; 0: never.
+    pub idle_s: u32,
     /// `RINGSOCK_PEERS`; ask [`peer_allowed`].
     pub peers: Peers,
     /// `RINGSOCK_UPGRADE_AFTER`: I/O calls on a connection before it looks for its peer.
@@ -263,6 +265,7 @@ settings! {
     SpinUs, "RINGSOCK_SPIN_US", "auto, or 0 to 1000000 microseconds", "auto";
     RingBytes, "RINGSOCK_RING_BYTES", "a power of two from 4K to 4M bytes", "16K";
     RingMax, "RINGSOCK_RING_MAX", "a power of two from RINGSOCK_RING_BYTES to 64M bytes", "4M";
+    Idle, "RINGSOCK_IDLE", "0 to 86400 seconds", "60";
     Peers, "RINGSOCK_PEERS", "any, same-user, or a list of users and @groups, names or numbers", "any";
     UpgradeAfter, "RINGSOCK_UPGRADE_AFTER", "0 to 1000000 calls", "8";
     UpgradeBytes, "RINGSOCK_UPGRADE_BYTES", "0 to 1G bytes", "64K";
@@ -308,6 +311,7 @@ const fn default_config() -> Config {
         spin: Spin::Auto,
         ring_bytes: 16 << 10,
         ring_max: 4 << 20,
+        idle_s: 60,
         peers: Peers::ANY,
         upgrade_after: 8,
         upgrade_bytes: 64 << 10,
@@ -457,6 +461,7 @@ impl Config {
             }
             Id::RingBytes => parse_power(value, 4 << 10, 4 << 20).map(|v| self.ring_bytes = v),
             Id::RingMax => parse_power(value, 4 << 10, 64 << 20).map(|v| self.ring_max = v),
+            Id::Idle => parse_number(value, 0, 86_400).map(|v| self.idle_s = v as u32),
             Id::Peers => parse_peers(value, &mut self.complaints).map(|v| self.peers = v),
             Id::UpgradeAfter => parse_number(value, 0, 1_000_000).map(|v| self.upgrade_after = v as u32),
             Id::UpgradeBytes => parse_size(value).filter(|&v| v <= 1 << 30).map(|v| self.upgrade_bytes = v),

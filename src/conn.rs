@@ -163,6 +163,8 @@ pub struct Conn {
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,
+    /// When the last of them began.
+    pub began: AtomicI64,
     /// How often the program was told so on a ring.
     pub empties: AtomicU32,
     /// The thread that was told so last.

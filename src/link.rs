@@ -62,6 +62,10 @@ pub mod kind {
     pub const NEED: u32 = 14;
     /// "Piece `a` of your segment can be written to me with key `b`." (`verbs`)
     pub const KEYS: u32 = 15;
+    /// "I begin nothing more on this link: if you have nothing on it either, let go of it."
+    pub const END: u32 = 16;
+    /// Answer to `END`: "I have."
+    pub const KEEP: u32 = 17;
 }
 
 /// One message.
@@ -91,7 +95,7 @@ pub struct Msg {
 /// Value of [`Msg::magic`].
 pub const MSG_MAGIC: u32 = 0x7273_4b01;
 /// The protocol that this build speaks.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Length of a message.
 pub const MSG_LEN: usize = size_of::<Msg>();
 
@@ -189,6 +193,8 @@ pub struct Link {
     conns: Box<[AtomicPtr<Conn>]>,
     /// The peer is gone.
     pub dead: AtomicBool,
+    /// The peer is asked whether it needs the link; until it has answered nothing is begun on it.
+    pub ending: AtomicBool,
     /// Threads that are reading its queues.
     users: AtomicU32,
     /// Slots in use.
@@ -271,6 +277,7 @@ impl Link {
             queue_seen: [const { UnsafeCell::new(0) }; QUEUES],
             conns: (0..SLOTS).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect(),
             dead: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             users: AtomicU32::new(0),
             slots: AtomicU32::new(0),
         }
@@ -477,6 +484,7 @@ pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Lin
                 (*at).bells_known = l.bells_known;
                 (*at).bells_sent = l.bells_sent;
                 (*at).queue_seen = l.queue_seen;
+                (*at).ending = l.ending;
                 (*at).slots = l.slots;
                 (*at).remote = l.remote;
             }

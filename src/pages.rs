@@ -54,6 +54,13 @@ impl Pages {
         bits(&self.used, page, pages).for_each(|(w, bits)| _ = w.fetch_and(!bits, Release));
     }
 
+    /// Bytes for which memory exists, and those that are somebody's.
+    pub fn sizes(&self) -> (usize, usize) {
+        let count =
+            |map: &[AtomicU64]| map.iter().map(|w| w.load(Relaxed).count_ones() as usize).sum::<usize>() << PAGE;
+        (count(&self.exist), count(&self.used))
+    }
+
     /// Whether memory for all of them exists.
     pub fn exist(&self, page: u32, pages: u32) -> bool {
         bits(&self.exist, page, pages).all(|(w, bits)| w.load(Relaxed) & bits == bits)

@@ -214,6 +214,11 @@ impl Side {
         Some(first)
     }
 
+    /// Bytes of ring memory that the kernel has given, and those that are in use.
+    pub fn memory(&self) -> (usize, usize) {
+        self.books().pages.sizes()
+    }
+
     /// Gives a block back.
     pub fn free_block(&self, page: u32, log2: u32) {
         let Some(pages) = Pages::of_block(log2) else { return };

@@ -41,6 +41,9 @@ pub struct Args {
     /// Size that a ring may grow to, a power of two up to 64M [default: 4M]
     #[arg(long, value_name = "BYTES")]
     ring_max: Option<String>,
+    /// Seconds after which memory that rings do not need goes back to the system, 0 for never [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<String>,
     /// Whose processes may be linked: any, same-user, or a list like alice,@brokers,1000 [default: any]
     #[arg(long, value_name = "LIST")]
     peers: Option<String>,
@@ -93,6 +96,7 @@ impl Args {
             ("RINGSOCK_SPIN_US", &self.spin_us),
             ("RINGSOCK_RING_BYTES", &self.ring_bytes),
             ("RINGSOCK_RING_MAX", &self.ring_max),
+            ("RINGSOCK_IDLE", &self.idle),
             ("RINGSOCK_PEERS", &self.peers),
             ("RINGSOCK_UPGRADE_AFTER", &self.upgrade_after),
             ("RINGSOCK_UPGRADE_BYTES", &self.upgrade_bytes),

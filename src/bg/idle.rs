@@ -6,7 +6,7 @@ use crate::switch::TxPath;
 /// For how long nothing has been written to a ring that is used no more.
 const IDLE_NS: i64 = 10_000 * MS;
 /// The longest time between two looks at one that cannot shrink, because what lies in it is not read.
-const LONGEST_NS: i64 = 64 * IDLE_NS;
+const LONGEST: i64 = 64;
 
 /// A connection whose ring has grown.
 pub(super) struct Grown {
@@ -17,6 +17,13 @@ pub(super) struct Grown {
     produced: u64,
     pause: i64,
     at: i64,
+}
+
+fn idle_ns() -> i64 {
+    match i64::from(config::get().idle_s) * 1000 * MS {
+        0 => IDLE_NS,
+        all => all.min(IDLE_NS),
+    }
 }
 
 fn pause(usual: i64) -> i64 {
@@ -30,7 +37,7 @@ fn pause(usual: i64) -> i64 {
 impl Grown {
     fn new(conn: &'static Conn, now: i64) -> Grown {
         let (gen, upgrade) = (conn.gen.load(Relaxed), conn.upgrade_no.load(SeqCst));
-        Grown { conn, gen, upgrade, produced: 0, pause: IDLE_NS, at: now + pause(IDLE_NS) }
+        Grown { conn, gen, upgrade, produced: 0, pause: idle_ns(), at: now + pause(idle_ns()) }
     }
 
     /// Makes the ring small if it is used no more. Whether, and when (`at`), to look again.
@@ -52,7 +59,7 @@ impl Grown {
             return false;
         }
         self.produced = ring.produced;
-        self.pause = if idle { (self.pause * 2).min(LONGEST_NS) } else { IDLE_NS };
+        self.pause = if idle { (self.pause * 2).min(LONGEST * idle_ns()) } else { idle_ns() };
         self.at = now + pause(self.pause);
         true
     }
@@ -61,6 +68,10 @@ impl Grown {
 impl Bg {
     pub(super) fn watch_grown(&mut self, conn: &'static Conn) {
         self.grown.push(Grown::new(conn, now_ns()));
+        // SAFETY: links are never freed.
+        if let Some(l) = unsafe { conn.link.load(Acquire).as_ref() } {
+            self.watch_memory(l);
+        }
     }
 
     /// When to look at them again.
@@ -69,7 +80,12 @@ impl Bg {
     }
 
     pub(super) fn shrink_idle(&mut self, now: i64) {
-        self.grown.retain_mut(|g| g.at > now || g.look(now));
+        for g in self.grown.extract_if(.., |g| g.at <= now && !g.look(now)).collect::<Vec<_>>() {
+            // SAFETY: links are never freed.
+            if let Some(l) = unsafe { g.conn.link.load(Acquire).as_ref() } {
+                self.watch_memory(l);
+            }
+        }
     }
 }
 

@@ -284,7 +284,8 @@ impl Bg {
                     }
                     return self.hang_up(fd);
                 }
-                if let Some(l) = self.links.iter().find(|l| l.answered && l.process == m.process).copied() {
+                let serves = |l: &&&'static Link| l.answered && l.process == m.process && !l.ending.load(SeqCst);
+                if let Some(l) = self.links.iter().find(serves).copied() {
                     let r#use = self.stamp(Msg { kind: kind::USE, ..Msg::default() });
                     let _ = desk::run(|| link::send_msg(fd, &r#use, &[]));
                     self.say(l, Msg { kind: kind::ASK, tuple: m.tuple, ..Msg::default() });

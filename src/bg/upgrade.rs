@@ -183,6 +183,8 @@ impl Bg {
             kind::BELL_OK => {
                 l.bells_known.fetch_or(1 << (m.a & 63), Release);
             }
+            kind::END => self.on_end(l),
+            kind::KEEP => self.on_keep(l),
             kind::NEED => self.offer_chunks(l, m.a),
             kind::KEYS => {
                 if let Some(r) = l.remote() {
@@ -301,6 +303,10 @@ impl Bg {
         if order::is_off() {
             return Err(Not::For(Why::Operator));
         }
+        if l.ending.load(SeqCst) {
+            // Its end, or that it does not end, is a moment away.
+            return Err(Not::Now);
+        }
         let log2 = config::get().ring_bytes.trailing_zeros();
         if l.remote().is_some() && !l.side.has_room(log2) {
             return Err(Not::WithoutRoom);
@@ -345,6 +351,7 @@ impl Bg {
                 }
                 // Whatever was said of the slot's former use.
                 self.left_by_peer.remove(&(key(l), ok.0));
+                self.watch_memory(l);
                 if chaos::is_on() {
                     self.restless.push((conn, conn.gen.load(Relaxed), chaos::leave_at()));
                 }
@@ -441,6 +448,8 @@ impl Bg {
         } else if conn.visited.load(Relaxed) && next != u32::MAX {
             // Until the visitor has let go of it, which may be soon.
             conn.next_try.store(calls.saturating_add(64), Relaxed);
+        } else if next != u32::MAX && now_ns() - conn.began.load(Relaxed) > CALM_NS {
+            conn.next_try.store(calls.saturating_add(config::get().upgrade_after), Relaxed);
         } else {
             conn.next_try.store(next.max(calls.saturating_mul(2)), Relaxed);
         }
@@ -494,6 +503,7 @@ impl Bg {
         } else {
             self.parked.insert((key(l), slot), ring);
         }
+        self.watch_memory(l);
     }
 
     /// The program has closed it.
@@ -560,7 +570,8 @@ impl Bg {
         self.unsent.remove(&key(l));
         for k in self.looks.values_mut() {
             if k.found.as_ref().is_some_and(|(x, _)| core::ptr::eq(*x, l)) {
-                k.found = None;
+                // Whoever it is may be found anew.
+                (k.found, k.dials, k.at) = (None, 0, now_ns());
                 k.conn.hold.store(false, SeqCst);
             }
         }
@@ -644,6 +655,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);
     b.sw().arm(nonce);
+    conn.began.store(now_ns(), Relaxed);
     let n = conn.upgrade_no.fetch_add(1, SeqCst).wrapping_add(1);
     // Children that are forked from here on inherit the mappings.
     conn.local().mapped.store(n, Release);

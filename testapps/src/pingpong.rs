@@ -50,11 +50,11 @@ pub fn server(a: &Args) -> i32 {
     0
 }
 
-/// `pingpong-client --port P [--size S] [--count N] [--busy] [--pause-us U]`.
+/// `pingpong-client --port P [--size S] [--count N] [--busy] [--pause-us U [--burst B]]`: pauses after every `B` rounds.
 pub fn client(a: &Args) -> i32 {
     let (size, busy) = (a.num("size", 64) as usize, a.has("busy"));
     let count = a.num("count", 10_000);
-    let pause = a.num("pause-us", 0);
+    let (pause, burst) = (a.num("pause-us", 0), a.num("burst", 1));
     let fd = sys::connect(a.num("port", 0) as u16).unwrap_or_else(|e| die(&sys::strerror(e)));
     let (mut out, mut inp) = (vec![0; size], vec![0; size]);
     let mut ns = Vec::with_capacity(count as usize);
@@ -81,7 +81,7 @@ pub fn client(a: &Args) -> i32 {
             eprintln!("round {i}: byte {k} differs");
             return 1;
         }
-        if pause > 0 {
+        if pause > 0 && (i + 1) % burst == 0 {
             std::thread::sleep(std::time::Duration::from_micros(pause));
         }
     }

@@ -1,0 +1,56 @@
+//! Memory that links have taken and do not need goes back to the kernel, and nobody notices.
+
+mod common;
+
+use common::*;
+use std::time::{Duration, Instant};
+
+const SETTINGS: Side = with(&[("RINGSOCK_IDLE", "1")]);
+
+/// KiB of ring memory that the kernel has given to the segments that a process has mapped.
+fn ring_kib(pid: u32) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let (mut ours, mut all) = (false, 0);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Rss:") if ours => all += words.next().and_then(|n| n.parse::<u64>().ok()).expect("a number"),
+            Some(first) if first.contains('-') => ours = line.contains("/memfd:ringsock-ring"),
+            _ => {}
+        }
+    }
+    all
+}
+
+fn wait_until(what: &str, seconds: u64, is: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(seconds);
+    while !is() {
+        assert!(Instant::now() < until, "{what}: not within {seconds} s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A connection sends much, rests, and sends much again: the memory of both ends goes while it rests, and it is on a ring
+/// before and after. Every byte is verified by the programs.
+#[test]
+fn memory_of_a_connection_that_rests_goes_back() {
+    if dry() {
+        return;
+    }
+    let _one = one_at_a_time();
+    let place = Place::new("memory");
+    let (server, port) = start_server(&place, &SETTINGS, "pingpong-server --size 2000000");
+    let line = "pingpong-client --size 2000000 --count 80 --burst 40 --pause-us 12000000";
+    let client = start_client(&place, &SETTINGS, line, port);
+    let pids = [server.pid(), client.pid()];
+    let all = || pids.map(ring_kib).iter().sum::<u64>();
+    for turn in ["at first", "again"] {
+        wait_until(&format!("much is taken {turn}"), 20, || all() > 2 << 10);
+        wait_until(&format!("it is given back {turn}"), 12, || all() == 0);
+    }
+    let client = client.wait(60.0);
+    client.assert_ok("client");
+    let t = client.report("client").totals();
+    assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 80_000_000, "{t:?}");
+    server.stop().assert_ok("server");
+}
