@@ -515,7 +515,7 @@ unsafe fn raw_accept(n: c_long, listener: usize, addr: usize, len: usize, flags:
 unsafe fn raw_connect(fd: usize, addr: usize, len: usize) -> Outcome {
     let out = raw(libc::SYS_connect, fd, addr, len, 0, 0, 0);
     if matches!(out, Done(_) | Fail(libc::EINPROGRESS)) {
-        ops::connecting(fd as c_int);
+        ops::connecting(fd as c_int, matches!(out, Done(_)));
     }
     out
 }

@@ -23,14 +23,15 @@ pub fn created(fd: c_int, family: c_int, kind: c_int, protocol: c_int) {
 /// A connection has come into being on `fd`, accepted from `listener` if that is given. `flags`: its file
 /// status flags, where the caller knows them.
 pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
-    if !process::is_active() || process::is_guest() {
+    if !process::is_active() {
         return;
     }
     let connector = listener.is_none();
     match table::get(fd) {
+        // What another process in this one's memory notes of its own number is void with the next use of ours.
         Entry::None => {}
         // A second connect() on the same socket: the outcome of the first.
-        _ if connector => return,
+        _ if connector || process::is_guest() => return,
         _ => stale(fd),
     }
     let is_tcp = table::is_tcp(listener.unwrap_or(fd))

@@ -209,12 +209,14 @@ pub unsafe fn accepted(listener: c_int, fd: c_int, flags: c_int) {
     streamed(fd);
 }
 
-/// `connect(2)` has succeeded or begun.
+/// `connect(2)` has succeeded (`waited`) or begun.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
-pub unsafe fn connecting(fd: c_int) {
-    fds::opened(fd, None, None);
+pub unsafe fn connecting(fd: c_int, waited: bool) {
+    // One that does not wait succeeds only if it does nothing before the first send.
+    let flags = (waited && !crate::options::connects_late()).then_some(0);
+    fds::opened(fd, None, flags);
     streamed(fd);
 }
 

@@ -6,7 +6,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::{config, epoll, io, process, table, visit};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicBool, Ordering::*};
 use libc::{c_int, c_void, linger, socklen_t, timeval};
 
 /// Which buffer sizes were set by the program (Linux 5.14).
@@ -71,6 +71,14 @@ fn set_lowat(c: &Conn, fd: c_int, n: u32) {
         // SAFETY: `n` is readable for its size.
         let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &n, 4) };
     }
+}
+
+/// `TCP_FASTOPEN_CONNECT` has been in use.
+static CONNECTS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Whether a `connect` in this process may have done nothing yet when it succeeds.
+pub fn connects_late() -> bool {
+    CONNECTS_LATE.load(Relaxed)
 }
 
 /// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
@@ -274,6 +282,9 @@ fn more_room(c: &Conn) {
 /// # Safety
 /// As for the call.
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> Outcome {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) {
+        CONNECTS_LATE.store(true, Relaxed);
+    }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let feature = matches!(
         (level, name),

@@ -72,7 +72,7 @@ unsafe fn connecting(fd: c_int, addr: *const sockaddr, len: socklen_t, real: imp
             keep_errno(|| ops::disconnected(fd));
         }
     } else if result == 0 || *libc::__errno_location() == libc::EINPROGRESS {
-        keep_errno(|| ops::connecting(fd));
+        keep_errno(|| ops::connecting(fd, result == 0));
     }
     result
 }
