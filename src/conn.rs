@@ -440,7 +440,7 @@ impl Conn {
     /// If our program has shut both directions, what another host sends from now on comes too late.
     pub fn refuse(&self) {
         const BOTH: u32 = FIN | RDSHUT;
-        if let (Some(r), Some(own)) = (self.remote(), self.own()) {
+        if let (Some(r), Some(own), Some(_)) = (self.remote(), self.own(), self.peer()) {
             if own.flags.load(SeqCst) & BOTH == BOTH {
                 r.refuse(self.peer_slot.load(Relaxed));
             }

@@ -107,6 +107,10 @@ impl Bg {
 
     /// The peer has no use for the link.
     pub(super) fn on_end(&mut self, l: &'static Link) {
+        if l.remote().is_some() {
+            // Nobody says that by RDMA.
+            return;
+        }
         if l.slots.load(SeqCst) > 0 || self.unsent.get(&key(l)).is_some_and(|q| !q.is_empty()) {
             self.say(l, Msg { kind: kind::KEEP, ..Msg::default() });
             return;
