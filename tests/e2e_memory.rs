@@ -54,3 +54,22 @@ fn memory_of_a_connection_that_rests_goes_back() {
     assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 80_000_000, "{t:?}");
     server.stop().assert_ok("server");
 }
+
+/// Nobody looks at the memory of a link whose other process ended meanwhile.
+#[test]
+fn a_process_that_is_gone_before_its_memory_is_looked_at() {
+    let _one = one_at_a_time();
+    let place = Place::new("memory-gone");
+    // Its link is forgotten 2 s after its death.
+    let late = with(&[("RINGSOCK_IDLE", "3")]);
+    let (server, port) = start_server(&place, &late, "pingpong-server");
+    for turn in ["first", "second"] {
+        let client = start_client(&place, &late, "pingpong-client --count 5000", port).wait(60.0);
+        client.assert_ok(turn);
+        if !dry() {
+            client.report(turn).assert_rings(turn);
+        }
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    server.stop().assert_ok("server");
+}

@@ -56,10 +56,19 @@ impl Bg {
     /// A ring has grown on it, or shrunk, or a connection has come or gone.
     pub(super) fn watch_memory(&mut self, l: &'static Link) {
         let wait = patience();
-        if wait == 0 || l.remote().is_some() || self.held_links.iter().any(|h| core::ptr::eq(h.link, l)) {
+        if wait == 0
+            || l.dead.load(SeqCst)
+            || l.remote().is_some()
+            || self.held_links.iter().any(|h| core::ptr::eq(h.link, l))
+        {
             return;
         }
         self.held_links.push(Held { link: l, moved: moved(l), empty: false, at: now_ns() + wait });
+    }
+
+    /// The link is dead.
+    pub(super) fn forget_memory(&mut self, l: &'static Link) {
+        self.held_links.retain(|h| !core::ptr::eq(h.link, l));
     }
 
     /// When to look at them again.
@@ -69,10 +78,11 @@ impl Bg {
 
     pub(super) fn leave_unused(&mut self, now: i64) {
         for h in self.held_links.extract_if(.., |h| h.at <= now).collect::<Vec<_>>() {
+            // (None of them is dead, whose memory may be gone: `Bg::lost` takes those out.)
             let (l, now_moved) = (h.link, moved(h.link));
             let (taken, used) = l.side.memory();
             let little = chaos::is_on() || taken >= LEAST && used <= taken / 4;
-            if l.dead.load(SeqCst) || l.ending.load(SeqCst) || !little {
+            if l.ending.load(SeqCst) || !little {
                 // Whatever changes that has it watched again.
                 continue;
             }
@@ -86,7 +96,9 @@ impl Bg {
                 log(Level::Debug, format_args!("a link keeps {taken} bytes and uses {used}: its connections leave it"));
                 self.leave_all(l);
             }
-            self.held_links.push(Held { link: l, moved: now_moved, empty, at: now + patience() });
+            if !l.dead.load(SeqCst) {
+                self.held_links.push(Held { link: l, moved: now_moved, empty, at: now + patience() });
+            }
         }
     }
 

@@ -543,6 +543,7 @@ impl Bg {
         l.dead.store(true, SeqCst);
         link::withdraw(l);
         self.links.retain(|x| !core::ptr::eq(*x, l));
+        self.forget_memory(l);
         for v in self.servers.values_mut() {
             v.retain(|x| !core::ptr::eq(*x, l));
         }
