@@ -437,7 +437,7 @@ impl Conn {
         }
     }
 
-    /// If our program has shut both directions, what another host sends from now on comes too late.
+    /// If our program has shut both directions, what another host sends from now on comes too late. Under a lock.
     pub fn refuse(&self) {
         const BOTH: u32 = FIN | RDSHUT;
         if let (Some(r), Some(own), Some(_)) = (self.remote(), self.own(), self.peer()) {

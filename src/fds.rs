@@ -447,8 +447,9 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         // SAFETY: as above.
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
     }
-    drop(b);
+    // With the locks: the peer's slot may be another connection's when this one has left it.
     c.refuse();
+    drop(b);
     chaos::stumble();
     // With both shut a sender that waits for room waits in vain.
     let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
