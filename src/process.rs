@@ -129,7 +129,7 @@ pub fn exiting() {
         return;
     }
     bring_shared_home(now_ns() + 2_000_000_000, |_| true);
-    drain_at_exit();
+    finish_returns(now_ns() + 2_000_000_000, |_| true);
     say_goodbye();
     each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
@@ -165,11 +165,11 @@ pub fn write_report() {
     }
 }
 
-/// A return that is under way is finished: what `send` accepted must reach the peer, though this process ends.
-fn drain_at_exit() {
-    let until = now_ns() + 2_000_000_000;
+/// A return that is under way is finished: what `send` accepted must reach the peer, though the kernel is about to close
+/// the sockets of this process.
+fn finish_returns(until: i64, which: impl Fn(&Conn) -> bool) {
     arena::each(|c| {
-        while c.phase() == Phase::Managed && now_ns() < until {
+        while c.phase() == Phase::Managed && which(c) && now_ns() < until {
             let busy = {
                 let mut b = c.lock_both();
                 if let Some(own) = c.own().filter(|_| c.holders.is_only(holder_id())) {
@@ -404,6 +404,8 @@ pub fn exec_prepare() {
         });
     }
     bring_shared_home(until, close_on_exec);
+    // What the program has closed is kept by an fd of the library's, which exec closes, too.
+    finish_returns(until, |c| !c.is_inherited() && (c.lingering.load(Relaxed) || close_on_exec(c)));
     // Those that exec closes have a holder less.
     if first {
         each_held(|c| {
@@ -475,6 +477,18 @@ pub fn exec_failed() {
         each_held(|c| {
             if close_on_exec(c) {
                 c.holders.add(holder_id());
+            }
+        });
+        arena::each(|c| {
+            if c.phase() != Phase::Managed || c.is_inherited() {
+                return;
+            }
+            let _b = c.lock_both();
+            if c.own().is_some_and(|own| own.flags.fetch_and(!BYE, SeqCst) & BYE != 0) {
+                // A return that either end has put off may begin.
+                c.flush();
+                c.hint_peer();
+                c.ask(ask::PUMP);
             }
         });
     }

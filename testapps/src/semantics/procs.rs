@@ -40,6 +40,8 @@ pub const CHECKS: &[Check] = &[
     ("spawn-reads-the-socket", spawn_reads),
     ("pass-fd", pass_fd),
     ("exit-with-pending", exit_pending),
+    ("exec-with-pending", exec_pending),
+    ("exec-that-fails", exec_fails),
 ];
 
 /// Forks a child that runs `f`.
@@ -601,5 +603,57 @@ fn exit_pending(cx: &mut Cx) -> Res {
     util::pause_ms(50);
     same!(cx.tell(Op::SlowRecv, n, 50_000, 100)?, n, "bytes of the child");
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    reap(pid)
+}
+
+/// Another program in place of this one; it comes back only if that fails.
+fn become_other(path: &std::ffi::CStr) -> std::io::Error {
+    let argv = [path.as_ptr(), std::ptr::null()];
+    // SAFETY: the path is a string, the array ends with a null.
+    unsafe { libc::execv(path.as_ptr(), argv.as_ptr()) };
+    std::io::Error::last_os_error()
+}
+
+/// Another image takes the place of a program whose connection is full, and perhaps about to be the kernel's again; it
+/// does not get the connection.
+fn exec_pending(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let pid = child(|| {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        sys::fcntl(cx.fd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        let n = cx.fill(5000)? as u64;
+        let fd = cx.fd;
+        let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
+        std::thread::spawn(move || sys::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC));
+        util::pause_ms(30);
+        sys::write(wr, &n.to_ne_bytes())?;
+        Err(Why(format!("no exec: {}", become_other(c"/bin/true"))))
+    })?;
+    let mut b = [0; 8];
+    sys::read_exact(rd, &mut b)?;
+    let n = u64::from_ne_bytes(b);
+    util::pause_ms(50);
+    same!(cx.tell(Op::SlowRecv, n, 50_000, 100)?, n, "bytes of the program that is no more");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    reap(pid)
+}
+
+/// The program goes on after an `exec` that fails, and its connection as well, also to where rings do not follow.
+fn exec_fails(cx: &mut Cx) -> Res {
+    let pid = child(|| {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        sys::fcntl(cx.fd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        for i in 0..3 {
+            same!(become_other(c"/no such program").raw_os_error(), Some(libc::ENOENT), "exec");
+            cx.warm(6, 0)?;
+            if i == 1 {
+                let flags = sys::fcntl(cx.fd, libc::F_GETFL, 0)?;
+                sys::fcntl(cx.fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
+            }
+        }
+        Ok(())
+    })?;
     reap(pid)
 }
