@@ -180,6 +180,10 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
     crate::remote::interrupted();
     crate::pins::let_go();
     me(|t| {
+        // SAFETY: the kernel's argument.
+        if t.asleep.get() && unsafe { has_woken(context) } {
+            t.wakes();
+        }
         t.handled.fetch_add(1, Relaxed);
         if flags & libc::SA_RESTART == 0 {
             t.hard.fetch_add(1, Relaxed);
@@ -189,11 +193,17 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
             unsafe { skip_sleep(context) };
         }
     });
+    // The handler may sleep in calls of its own.
+    let sleep = me(|t| (t.asleep.get(), t.at_wake.get()));
     // SAFETY: the program gave this function for a handler. Without `SA_SIGINFO` it looks at fewer arguments.
     unsafe {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = core::mem::transmute(handler);
         handler(sig, info, context.cast());
     }
+    me(|t| {
+        t.asleep.set(sleep.0);
+        t.at_wake.set(sleep.1);
+    });
 }
 
 /// Has the signal come again when the critical section is over. False: it cannot be kept.
@@ -244,6 +254,12 @@ impl Since {
     #[inline]
     pub fn now() -> Since {
         me(|t| Since { handled: t.handled.load(Relaxed), hard: t.hard.load(Relaxed) })
+    }
+
+    /// As it was when the thread's last sleep was over, for what it waited for or otherwise. A handler that ran after that,
+    /// but before the thread did, found what was waited for there already.
+    pub fn at_wake() -> Since {
+        me(|t| Since { handled: t.at_wake.get(), hard: t.hard.load(Relaxed) })
     }
 
     /// The first bytes are transferred, by who had looked last when it was `then`. Handlers that ran before and let the call
@@ -381,6 +397,23 @@ unsafe fn skip_sleep(context: *mut libc::ucontext_t) {
     }
 }
 
+/// Whether the sleep was over, and not for the handler's sake, before the thread came to the handler.
+///
+/// # Safety
+/// As for [`skip_sleep`].
+unsafe fn has_woken(context: *mut libc::ucontext_t) -> bool {
+    // SAFETY: the kernel's record of the registers.
+    let (at, result) = unsafe {
+        let c = &(*context).uc_mcontext;
+        #[cfg(target_arch = "x86_64")]
+        let of = (c.gregs[libc::REG_RIP as usize] as usize, c.gregs[libc::REG_RAX as usize] as isize);
+        #[cfg(target_arch = "aarch64")]
+        let of = (c.pc as usize, c.regs[0] as isize);
+        of
+    };
+    at == (&raw const ringsock_sleep_done) as usize && result >= 0
+}
+
 /// A piece of work to be done if the thread never comes back from its sleep.
 #[repr(C)]
 struct Cleanup {
@@ -443,7 +476,9 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
         if cancellable {
             pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &mut u.kind);
         }
+        me(|t| t.asleep.set(true));
         let r = ringsock_sleep(&call, count, seen);
+        me(|t| t.asleep.get().then(|| t.wakes()));
         if cancellable {
             pthread_setcanceltype(u.kind, core::ptr::null_mut());
         }

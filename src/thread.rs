@@ -7,7 +7,10 @@
 use crate::sleepers::Word;
 use crate::sys::sys;
 use core::cell::Cell;
-use core::sync::atomic::{compiler_fence, AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{
+    compiler_fence, AtomicU32,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// A thread's own words.
 pub struct Thread {
@@ -22,6 +25,10 @@ pub struct Thread {
     pub(crate) handled: AtomicU32,
     /// Those of them without `SA_RESTART`.
     pub(crate) hard: AtomicU32,
+    /// Of `handled`, those that had run when its last sleep was over.
+    pub(crate) at_wake: Cell<u32>,
+    /// It sleeps, as far as that number goes.
+    pub(crate) asleep: Cell<bool>,
     /// The system call in which it sleeps is ended by every signal.
     pub(crate) any: Cell<bool>,
     /// It waits for completion channels: see `remote::guard`. 0, or 1 and since when.
@@ -64,6 +71,8 @@ thread_local! {
             mask: Cell::new(0),
             handled: AtomicU32::new(0),
             hard: AtomicU32::new(0),
+            at_wake: Cell::new(0),
+            asleep: Cell::new(false),
             any: Cell::new(false),
             guards: Cell::new(0),
             word: Cell::new(None),
@@ -134,6 +143,12 @@ impl Thread {
     pub(crate) fn wakes_up(&self, depth: u32) {
         compiler_fence(SeqCst);
         self.depth.set(depth);
+    }
+
+    /// Its sleep is over: what handlers run from now on do so behind what it slept for.
+    pub(crate) fn wakes(&self) {
+        self.at_wake.set(self.handled.load(Relaxed));
+        self.asleep.set(false);
     }
 
     /// A signal was put off, and all are blocked: `mask` is to be put back at the end of the section.

@@ -40,9 +40,9 @@ impl Call {
         self.until > 0
     }
 
-    /// It has waited, and looks again.
-    pub fn looks_again(&mut self) {
-        self.then = Since::now();
+    /// It has waited, until it was what this tells, and looks again.
+    pub fn looks_again(&mut self, then: Since) {
+        self.then = then;
     }
 
     /// `n` bytes were transferred, and there is more to do.

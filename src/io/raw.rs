@@ -186,7 +186,8 @@ fn peek_wait(fd: c_int, conn: &'static Conn, begun: bool, call: &mut Call) -> Re
     }
     let critical = Critical::new();
     conn.local().peekers.fetch_add(1, SeqCst);
-    let r = if conn.phase() == Phase::Raw {
+    let sleeps = conn.phase() == Phase::Raw;
+    let r = if sleeps {
         chaos::stumble();
         let mut byte = 0u8;
         let late = call.is_late();
@@ -207,9 +208,9 @@ fn peek_wait(fd: c_int, conn: &'static Conn, begun: bool, call: &mut Call) -> Re
     } else {
         Ok(())
     };
+    call.looks_again(if sleeps { Since::at_wake() } else { Since::now() });
     end_peek(conn);
     drop(critical);
-    call.looks_again();
     r
 }
 
@@ -263,7 +264,9 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         let asked = b.reach(piece);
         // The kernel may wait with the last bytes of a piece as it would not in the middle of a call.
         let more = if asked < left { libc::MSG_MORE } else { 0 };
-        let late = may_wait && (call.is_late() || again);
+        // A handler behind the piece before this one ends the call where it would have to wait.
+        let over = b.skip > 0 && call.since.is_over(true);
+        let late = may_wait && (call.is_late() || again || over);
         let until = if may_wait { call.deadline() } else { 0 };
         let quick = if late { libc::MSG_DONTWAIT } else { 0 };
         // A call that has sent something tells of no error, nor is there a signal.
@@ -292,7 +295,9 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
         match r {
             // A piece that was cut short was cut by a signal or a timeout, which ends the call, unless it did not wait.
             Ok(n) if n < left && (n == asked || late) => {
-                call.looks_again();
+                if !late {
+                    call.looks_again(Since::at_wake());
+                }
                 call.goes_on(b, n);
             }
             Ok(n) => return Step::Return(Outcome::Done(n as isize)),
@@ -301,7 +306,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
                 if let Err(e) = poll_wait(fd, libc::POLLOUT, until, how) {
                     return Step::Return(Outcome::Fail(e));
                 }
-                call.looks_again();
+                call.looks_again(Since::at_wake());
             }
             Err(e) => return Step::Return(fail_later(conn, b, e)),
         }

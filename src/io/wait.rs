@@ -4,6 +4,7 @@ use super::*;
 use crate::bell;
 use crate::sync::{full_fence, WaitV};
 use crate::thread::Critical;
+use core::cell::Cell;
 use core::sync::atomic::AtomicBool;
 
 /// Sleeps until `Some` bytes may be received, or (`None`) something sent. `begun`: some bytes are transferred already, so
@@ -15,8 +16,9 @@ pub(super) fn wait(
     how: (bool, usize),
     call: &mut Call,
 ) -> Result<(), Errno> {
-    let r = sleep(fd, conn, want, how, call);
-    call.looks_again();
+    let then = Cell::new(Since::now());
+    let r = sleep(fd, conn, want, how, call, &then);
+    call.looks_again(then.get());
     match (r, want) {
         // What had arrived, and is on its way from the ring to TCP, is there for who waits no longer.
         (Err(libc::EAGAIN), Some(n)) => {
@@ -32,13 +34,14 @@ pub(super) fn wait(
     }
 }
 
-/// See [`wait`].
+/// See [`wait`]. `then`: see [`Call::looks_again`].
 fn sleep(
     fd: c_int,
     conn: &'static Conn,
     want: Option<u32>,
     (begun, lose): (bool, usize),
     call: &mut Call,
+    then: &Cell<Since>,
 ) -> Result<(), Errno> {
     let (deadline, since) = (call.deadline(), call.since);
     let to_write = want.is_none();
@@ -47,7 +50,17 @@ fn sleep(
     conn.in_sight();
     let first = conn.epoch.load(SeqCst);
     let changed = || conn.epoch.load(SeqCst) != first;
-    let ready = || changed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));
+    let there = || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n));
+    // A handler since the last look that was in vain may have run when there was something: this thread may have had no
+    // processor since.
+    let ready = || {
+        let now = Since::now();
+        let r = changed() || there();
+        if !r {
+            then.set(now);
+        }
+        r
+    };
     if spin(ready, || deadline > 0 && now_ns() >= deadline) {
         return if deadline > 0 && now_ns() >= deadline { Err(libc::EAGAIN) } else { Ok(()) };
     }
@@ -83,7 +96,7 @@ fn sleep(
         let place = if is_remote { remote::Place::Call(conn) } else { remote::Place::Elsewhere };
         let mut asleep = remote::before_sleep(place);
         // On TCP again since the ring was looked at: the kernel's call is to wait, nobody tells us of that socket.
-        if !conn.is_managed() || want.map_or_else(|| conn.writable(), |n| quickly_readable(conn, n)) {
+        if !conn.is_managed() || ready() {
             break Ok(());
         }
         if deadline > 0 && now_ns() >= deadline {
@@ -108,6 +121,9 @@ fn sleep(
             Some(g) => g.sleep(deadline, how),
             None => futex_sleep(words, conn.is_inherited(), deadline, how),
         };
+        if r.is_ok() {
+            then.set(Since::at_wake());
+        }
         if conn.is_inherited() {
             // The background thread that watched it was another process's, which is dead.
             pump::quick(conn);

@@ -533,6 +533,18 @@ pub fn kill(pid: libc::pid_t, sig: c_int) -> R<()> {
     int(unsafe { libc::kill(pid, sig) }).map(|_| ())
 }
 
+/// Sends a signal to one thread of a process.
+pub fn tgkill(pid: libc::pid_t, tid: libc::pid_t, sig: c_int) -> R<()> {
+    // SAFETY: no pointers.
+    int(unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, sig) } as c_int).map(|_| ())
+}
+
+/// The calling thread's id.
+pub fn gettid() -> libc::pid_t {
+    // SAFETY: no preconditions.
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
+}
+
 /// Sends a signal to one thread.
 pub fn pthread_kill(t: libc::pthread_t, sig: c_int) {
     // SAFETY: callers pass a thread that has not been joined.

@@ -78,6 +78,8 @@ pub enum Op {
     Echo,
     /// Sends (1) bytes.
     Send,
+    /// Sends (1) bytes, and at once a signal, `SIGUSR1`, to the thread (2) of the process (3).
+    SendHit,
     /// Sends (1) pieces of (2) bytes, (3) microseconds apart.
     SendBits,
     /// Receives exactly (1) bytes.
@@ -108,12 +110,13 @@ pub enum Op {
     Quit,
 }
 
-const OPS: [Op; 19] = [
+const OPS: [Op; 20] = [
     Op::Listen,
     Op::Accept,
     Op::Connect,
     Op::Echo,
     Op::Send,
+    Op::SendHit,
     Op::SendBits,
     Op::Recv,
     Op::SlowRecv,
@@ -254,6 +257,10 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
             return Ok(a);
         }
         Op::Send => e.send(a as usize)?,
+        Op::SendHit => {
+            e.send(a as usize)?;
+            sys::tgkill(c as i32, b as i32, libc::SIGUSR1)?;
+        }
         Op::SendBits => {
             for i in 0..a {
                 if i > 0 {

@@ -13,6 +13,7 @@ pub const CHECKS: &[Check] = &[
     ("eintr-recv", eintr_recv),
     ("eintr-recv-timeout", eintr_recv_timeout),
     ("eintr-recv-waitall", eintr_waitall),
+    ("waitall-bytes-and-a-signal", waitall_and_hit),
     ("eintr-send", eintr_send),
     ("eintr-send-partial", eintr_send_partial),
     ("eintr-poll", |cx| eintr_waits(cx, 0)),
@@ -70,6 +71,34 @@ fn eintr_waitall(cx: &mut Cx) -> Res {
     let mut b = [0; 50];
     hit("recv with MSG_WAITALL", Ok(10), || sys::recv(cx.fd, &mut b, MSG_WAITALL))?;
     cx.take(&b[..10])
+}
+
+/// Bytes wake the thread, and a signal comes before it runs: the kernel's call takes the bytes, and then sees the signal,
+/// which ends it in spite of `SA_RESTART`.
+fn waitall_and_hit(cx: &mut Cx) -> Res {
+    const TIMES: u32 = 60;
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    let mut whole = 0;
+    for i in 0..TIMES {
+        cx.post(Op::Sleep, 2_000, 0, 0)?;
+        cx.post(Op::SendHit, 10, sys::gettid() as u64, std::process::id().into())?;
+        cx.post(Op::Sleep, 20_000, 0, 0)?;
+        cx.post(Op::Send, 40, 0, 0)?;
+        let mut b = [0; 50];
+        let n = sys::recv(cx.fd, &mut b, MSG_WAITALL)?;
+        cx.take(&b[..n])?;
+        match n {
+            10 => cx.recv(40)?,
+            50 => whole += 1,
+            _ => return Err(Why(format!("{n} bytes in round {i}"))),
+        }
+        for _ in 0..4 {
+            cx.wait()?;
+        }
+    }
+    // The thread may not have slept yet, and bytes of a connection that moves arrive after what wakes it.
+    ensure!(whole <= TIMES / 3, "{whole} of {TIMES} calls went on after bytes and a signal");
+    Ok(())
 }
 
 fn eintr_send(cx: &mut Cx) -> Res {
