@@ -166,8 +166,9 @@ pub fn free(c: &Conn) {
 /// Frees a record whose connection goes on in another one.
 pub fn forget(c: &Conn) {
     c.stats().gen.fetch_and(!1, Release);
-    if !c.is_inherited() {
-        HINT.fetch_min(c.index, Relaxed);
+    // Only where to look first: if two do this at once, either will do.
+    if !c.is_inherited() && c.index < HINT.load(Relaxed) {
+        HINT.store(c.index, Relaxed);
     }
     c.set_phase(Phase::Free);
 }

@@ -672,12 +672,18 @@ impl Conn {
 
 /// The totals that closed connections are added to.
 pub fn add_totals(to: &stats::Totals, s: &ConnStats) {
-    to.tx_bytes_tcp.fetch_add(s.tx_bytes_tcp.load(Relaxed), Relaxed);
-    to.tx_bytes_ring.fetch_add(s.tx_bytes_ring.load(Relaxed), Relaxed);
-    to.rx_bytes_tcp.fetch_add(s.rx_bytes_tcp.load(Relaxed), Relaxed);
-    to.rx_bytes_ring.fetch_add(s.rx_bytes_ring.load(Relaxed), Relaxed);
-    to.upgrades.fetch_add(s.upgrades.load(Relaxed).into(), Relaxed);
-    to.returns.fetch_add(s.returns.load(Relaxed).into(), Relaxed);
-    to.connections.fetch_add(1, Relaxed);
-    to.upgraded.fetch_add((s.upgrades.load(Relaxed) > 0) as u64, Relaxed);
+    // Most connections are short, and most of this is nothing.
+    let add = |to: &AtomicU64, n: u64| {
+        if n > 0 {
+            to.fetch_add(n, Relaxed);
+        }
+    };
+    add(&to.tx_bytes_tcp, s.tx_bytes_tcp.load(Relaxed));
+    add(&to.tx_bytes_ring, s.tx_bytes_ring.load(Relaxed));
+    add(&to.rx_bytes_tcp, s.rx_bytes_tcp.load(Relaxed));
+    add(&to.rx_bytes_ring, s.rx_bytes_ring.load(Relaxed));
+    add(&to.upgrades, s.upgrades.load(Relaxed).into());
+    add(&to.returns, s.returns.load(Relaxed).into());
+    add(&to.connections, 1);
+    add(&to.upgraded, (s.upgrades.load(Relaxed) > 0).into());
 }

@@ -97,10 +97,12 @@ impl Holders {
 
     /// Whether `me`, who holds it, does so alone. Asks the kernel about others.
     pub fn is_only(&self, me: u32) -> bool {
-        if self.at_most() > 1 {
+        let mut n = self.at_most();
+        if n > 1 {
             self.reap();
+            n = self.at_most();
         }
-        self.at_most() <= 1 && self.who.iter().any(|w| w.load(SeqCst) == me)
+        n <= 1 && self.who.iter().any(|w| w.load(SeqCst) == me)
     }
 
     /// Whether nobody holds it.

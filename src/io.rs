@@ -34,6 +34,7 @@ mod receive;
 mod send;
 pub mod steady;
 mod wait;
+pub mod young;
 use armed::{armed_front, armed_peek, armed_rest};
 pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
@@ -43,7 +44,7 @@ use errors::{broken_pipe, fail_after, send_nothing, shut_error, tell_message, to
 use held::{holds, note_held, note_more};
 pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};
 pub use raw::{end_peek, BEGIN_SLOW};
-use raw::{pause, recv_raw, send_raw};
+use raw::{leave_kernel, note_bytes, note_call, pause, recv_raw, send_raw};
 pub use receive::recv;
 use receive::{await_resume, take, tcp_take, waited, Take};
 pub use send::send;

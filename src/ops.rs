@@ -235,12 +235,14 @@ macro_rules! foreign {
 #[inline]
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Outcome {
     foreign!(fd);
-    // SAFETY: the caller's promise.
-    match unsafe { io::steady::recv(fd, buf, len, flags) } {
-        Some(n) => Outcome::Done(n.get() as isize),
+    let quick = match io::young::conn(fd) {
+        // SAFETY: the caller's promise.
+        Some(c) => unsafe { io::young::recv(c, fd, buf, len, flags) },
         // SAFETY: as above.
-        None => unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) },
-    }
+        None => unsafe { io::steady::recv(fd, buf, len, flags) }.map(|n| Outcome::Done(n.get() as isize)),
+    };
+    // SAFETY: as above.
+    quick.unwrap_or_else(|| unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) })
 }
 
 /// An array of buffers, if it is one that the kernel would take.
@@ -302,12 +304,14 @@ pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
 #[inline]
 pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
     foreign!(fd);
-    // SAFETY: the caller's promise.
-    match unsafe { io::steady::send(fd, buf, len, flags) } {
-        Some(n) => Outcome::Done(n.get() as isize),
+    let quick = match io::young::conn(fd) {
+        // SAFETY: the caller's promise.
+        Some(c) => unsafe { io::young::send(c, fd, buf, len, flags) },
         // SAFETY: as above.
-        None => unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) },
-    }
+        None => unsafe { io::steady::send(fd, buf, len, flags) }.map(|n| Outcome::Done(n.get() as isize)),
+    };
+    // SAFETY: as above.
+    quick.unwrap_or_else(|| unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) })
 }
 
 /// `writev(2)`.

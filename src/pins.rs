@@ -147,6 +147,9 @@ fn release(conn: &'static Conn) {
 /// open: then it has a number of the library's own, and [`close_unheld`] is to be called without its locks.
 pub fn keep_open(b: &mut Both, fd: c_int) -> bool {
     let conn = b.rx.conn();
+    if !process::has_threads() {
+        return false;
+    }
     full_fence();
     if conn.local().pins.load(SeqCst) == 0 {
         return false;

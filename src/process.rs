@@ -6,9 +6,9 @@ use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, bg, config, desk, epoll, fdhigh, holders, link, provider, pump, report, table, visit};
+use crate::{arena, bell, bg, config, desk, epoll, fdhigh, holders, link, provider, pump, report, shm, table, visit};
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// Tells this process from all others of its family, those with the same id too.
@@ -64,10 +64,43 @@ pub fn is_dead(pid: u32) -> bool {
     })
 }
 
-/// Whether the caller's numbers are not this process's: a `vfork` child, another process in this process's memory, or the
-/// clerk, which may call what is interposed (`opendir`, within std).
+/// Another process may be in this process's memory, or have been: `vfork` or `clone` was called. Set by their hooks, in
+/// assembly.
+pub static GUESTS: AtomicBool = AtomicBool::new(false);
+
+/// A word that the kernel makes 0 in every copy of this process's memory; null: it does not do that (before 4.14).
+static HOME: AtomicPtr<AtomicBool> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Whether the caller's numbers are not this process's: a `vfork` child, another process in this process's memory, a copy
+/// that nobody told us of, or the clerk, which may call what is interposed (`opendir`, within std).
+#[inline]
 pub fn is_guest() -> bool {
-    crate::desk::is_here() || is_active() && sys::pid() != pid()
+    crate::desk::is_here() || is_active() && !is_surely_home() && sys::pid() != pid()
+}
+
+/// Whether the kernel need not be asked which process this is.
+#[inline]
+fn is_surely_home() -> bool {
+    // SAFETY: null, or set once to a page that is never unmapped.
+    let home = unsafe { HOME.load(Relaxed).as_ref() };
+    !GUESTS.load(Relaxed) && home.is_some_and(|h| h.load(Relaxed))
+}
+
+fn make_home() {
+    const PAGE: usize = 4096;
+    let Ok(m) = shm::anon_private(PAGE) else { return };
+    // SAFETY: a mapping of our own, page-aligned, as long as the kernel's pages are no longer.
+    if unsafe { sys!(libc::SYS_madvise, m.base, PAGE, libc::MADV_WIPEONFORK) }.is_ok() {
+        HOME.store(m.base.cast(), Relaxed);
+        come_home();
+    }
+}
+
+fn come_home() {
+    // SAFETY: as in `is_surely_home`.
+    if let Some(h) = unsafe { HOME.load(Relaxed).as_ref() } {
+        h.store(true, Relaxed);
+    }
 }
 
 /// Whether the library is at work in this process.
@@ -115,6 +148,7 @@ pub fn init() {
     let c = config::get();
     if (c.links.shm || c.links.verbs || c.report.is_some()) && crate::rules::program_allowed() {
         table::init();
+        make_home();
         crate::sleepers::init();
         READY.store(true, Release);
         if c.links.shm || c.links.verbs {
@@ -310,6 +344,7 @@ pub fn fork_child() {
     THREADS.store(false, Relaxed);
     let parents_life = life();
     PID.store(sys::pid(), Relaxed);
+    come_home();
     new_life();
     // SAFETY: no preconditions.
     if unsafe { sys!(libc::SYS_getppid) } == Ok(0) {

@@ -104,7 +104,7 @@ pub fn put_set(fd: c_int, s: &'static Set) -> bool {
 /// child, whose numbers are not ours.
 pub fn put_tcp(fd: c_int) {
     if let Some(c) = cell(fd) {
-        HIGHEST.fetch_max(fd, Relaxed);
+        reach(fd);
         ANY_TCP.store(true, Relaxed);
         let _ = c.compare_exchange(0, TCP, Relaxed, Relaxed);
     }
@@ -115,9 +115,15 @@ pub fn is_tcp(fd: c_int) -> bool {
     cell(fd).is_some_and(|c| c.load(Relaxed) == TCP)
 }
 
+fn reach(fd: c_int) {
+    if fd > highest() {
+        HIGHEST.fetch_max(fd, Relaxed);
+    }
+}
+
 fn put(fd: c_int, v: usize) -> bool {
     let Some(c) = cell(fd) else { return false };
-    HIGHEST.fetch_max(fd, Relaxed);
+    reach(fd);
     c.store(v, Release);
     true
 }

@@ -51,6 +51,8 @@ pub struct Case {
     pub expect: Expect,
     /// What is measured.
     pub metrics: &'static [Metric],
+    /// Runs of each variant in a round: several short ones tell more where runs differ among themselves.
+    pub runs: usize,
 }
 
 /// What all cases share.
@@ -242,10 +244,11 @@ pub fn print_head() {
 /// Measures one case: a row for each metric.
 pub fn measure(c: &Case, s: &Setting, rounds: usize) -> Result<Vec<Value>, String> {
     let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        for (i, r) in runs.iter_mut().enumerate() {
+    for round in 0..rounds * c.runs {
+        // Neither is always the first.
+        for i in [round % 2, 1 - round % 2] {
             let v = once(c, s, i == 1);
-            r.push(v.map_err(|e| format!("{} {e}", ["plain:", "preloaded:"][i]))?);
+            runs[i].push(v.map_err(|e| format!("{} {e}", ["plain:", "preloaded:"][i]))?);
         }
     }
     let mut rows = Vec::new();

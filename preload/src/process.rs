@@ -4,6 +4,7 @@ use core::arch::naked_asm;
 use libc::{c_char, c_int, c_long, c_ulong, pid_t};
 use ringsock_core::dispatch;
 use ringsock_core::ops::{self, Outcome};
+use ringsock_core::process::GUESTS;
 use ringsock_core::retire;
 
 use crate::real::{self, finish, keep_errno};
@@ -313,18 +314,156 @@ hook! {
     }
 }
 
+// ------------------------------------------------------------ vfork and clone
+
+// Both may put another process into this one's memory, and are left with a jump: in the child of `vfork` the stack goes on
+// to be the caller's, and what `clone` has on the stack is where it expects it.
+
+/// Where libc's is, found before there is a second process.
+unsafe extern "C" fn find_vfork() -> *const core::ffi::c_void {
+    real::vfork.get()
+}
+
+/// The same.
+unsafe extern "C" fn find_clone() -> *const core::ffi::c_void {
+    real::clone.get()
+}
+
+/// libc's `vfork`.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn vfork() -> pid_t {
+    naked_asm!(
+        "mov byte ptr [rip + {guests}], 1",
+        "sub rsp, 8",
+        "call {find}",
+        "add rsp, 8",
+        "jmp rax",
+        guests = sym GUESTS,
+        find = sym find_vfork,
+    )
+}
+
+/// libc's `clone`.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn clone() -> c_int {
+    naked_asm!(
+        "mov byte ptr [rip + {guests}], 1",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "sub rsp, 8",
+        "call {find}",
+        "add rsp, 8",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        guests = sym GUESTS,
+        find = sym find_clone,
+    )
+}
+
+/// libc's `vfork`.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn vfork() -> pid_t {
+    naked_asm!(
+        "mov w10, #1",
+        "adrp x9, {guests}",
+        "strb w10, [x9, :lo12:{guests}]",
+        "stp x29, x30, [sp, #-16]!",
+        "bl {find}",
+        "ldp x29, x30, [sp], #16",
+        "mov x16, x0",
+        "br x16",
+        guests = sym GUESTS,
+        find = sym find_vfork,
+    )
+}
+
+/// libc's `clone`.
+#[no_mangle]
+#[unsafe(naked)]
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn clone() -> c_int {
+    naked_asm!(
+        "mov w10, #1",
+        "adrp x9, {guests}",
+        "strb w10, [x9, :lo12:{guests}]",
+        "stp x29, x30, [sp, #-80]!",
+        "stp x0, x1, [sp, #16]",
+        "stp x2, x3, [sp, #32]",
+        "stp x4, x5, [sp, #48]",
+        "str x6, [sp, #64]",
+        "bl {find}",
+        "mov x16, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x2, x3, [sp, #32]",
+        "ldp x4, x5, [sp, #48]",
+        "ldr x6, [sp, #64]",
+        "ldp x29, x30, [sp], #80",
+        "br x16",
+        guests = sym GUESTS,
+        find = sym find_clone,
+    )
+}
+
+/// libc's other name of it.
+#[no_mangle]
+#[unsafe(naked)]
+unsafe extern "C" fn __vfork() -> pid_t {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("jmp {to}", to = sym vfork);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("b {to}", to = sym vfork);
+}
+
+/// The same.
+#[no_mangle]
+#[unsafe(naked)]
+unsafe extern "C" fn __clone() -> c_int {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("jmp {to}", to = sym clone);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("b {to}", to = sym clone);
+}
+
 // ------------------------------------------------------------------ syscall()
 
 /// The numbers that are looked at.
 const NUMBERS: usize = 512;
 
-/// For each number, whether the dispatcher does anything about it.
-static INTERESTING: [bool; NUMBERS] = {
-    let mut table = [false; NUMBERS];
+/// The dispatcher does something about the call.
+const SERVED: u8 = 1;
+/// It may put another process into this one's memory.
+const BEARS: u8 = 2;
+
+/// What is to be done about each number.
+static INTERESTING: [u8; NUMBERS] = {
+    let mut table = [0; NUMBERS];
     let mut n = 0;
     while n < NUMBERS {
-        table[n] = dispatch::interesting(n as c_long);
+        if dispatch::interesting(n as c_long) {
+            table[n] = SERVED;
+        }
         n += 1;
+    }
+    table[libc::SYS_clone as usize] = BEARS;
+    table[libc::SYS_clone3 as usize] = BEARS;
+    #[cfg(target_arch = "x86_64")]
+    {
+        table[libc::SYS_vfork as usize] = BEARS;
     }
     table
 };
@@ -343,15 +482,22 @@ unsafe extern "C" fn syscall() -> c_long {
         "jae 2f",
         "lea rax, [rip + {interesting}]",
         "cmp byte ptr [rax + rdi], 0",
-        "jne 3f",
+        "jne 4f",
         "2:",
         "mov rax, [rip + {real}]",
         "test rax, rax",
         "je 3f",
         "jmp rax",
+        "4:",
+        "cmp byte ptr [rax + rdi], {bears}",
+        "jne 3f",
+        "mov byte ptr [rip + {guests}], 1",
+        "jmp 2b",
         "3:",
         "jmp {dispatched}",
         numbers = const NUMBERS,
+        bears = const BEARS,
+        guests = sym GUESTS,
         interesting = sym INTERESTING,
         real = sym real::syscall,
         dispatched = sym dispatched,
@@ -369,16 +515,25 @@ unsafe extern "C" fn syscall() -> c_long {
         "adrp x9, {interesting}",
         "add x9, x9, :lo12:{interesting}",
         "ldrb w9, [x9, x0]",
-        "cbnz w9, 3f",
+        "cbnz w9, 4f",
         "2:",
         "adrp x9, {real}",
         "add x9, x9, :lo12:{real}",
         "ldr x9, [x9]",
         "cbz x9, 3f",
         "br x9",
+        "4:",
+        "cmp w9, #{bears}",
+        "b.ne 3f",
+        "mov w10, #1",
+        "adrp x9, {guests}",
+        "strb w10, [x9, :lo12:{guests}]",
+        "b 2b",
         "3:",
         "b {dispatched}",
         numbers = const NUMBERS,
+        bears = const BEARS,
+        guests = sym GUESTS,
         interesting = sym INTERESTING,
         real = sym real::syscall,
         dispatched = sym dispatched,

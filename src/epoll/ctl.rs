@@ -6,6 +6,10 @@ use super::*;
 /// was added.
 pub fn fd_closed(conn: &Conn) {
     let local = conn.local();
+    if !crate::process::has_threads() && local.watchers.load(SeqCst) == 0 {
+        // In no set, and nobody is just about to put it into one.
+        return;
+    }
     let _g = local.lock.lock();
     // SAFETY: guarded by `local.lock`.
     let items = unsafe { &mut *local.items.get() };

@@ -154,7 +154,7 @@ pub(super) fn pause(call: &mut Call, begun: bool, if_left: &mut dyn FnMut()) -> 
 }
 
 /// A thread is inside the kernel no more with a call that is counted.
-fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
+pub(super) fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
     chaos::stumble();
     if inside.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
         // The mark may have been waiting for us.
@@ -313,7 +313,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
     }
 }
 
-fn note_call(conn: &Conn, may_wait: bool) {
+pub(super) fn note_call(conn: &Conn, may_wait: bool) {
     if may_wait && !conn.evidence.load(Relaxed) {
         conn.evidence.store(true, Relaxed);
     }
@@ -325,7 +325,7 @@ fn note_call(conn: &Conn, may_wait: bool) {
 }
 
 /// Few calls with much in them count as many.
-fn note_bytes(conn: &Conn, n: usize) {
+pub(super) fn note_bytes(conn: &Conn, n: usize) {
     let cfg = crate::config::get();
     let calls = conn.calls.load(Relaxed);
     if n >= 4096 && calls < cfg.upgrade_after {

@@ -1,0 +1,106 @@
+//! The first calls on a connection, made short: nobody has looked for its peer yet, and most connections end before that.
+//!
+//! As with [`super::steady`], nothing is decided here. Whatever is not plainly so is for [`super::send`] and [`super::recv`]:
+//! either does the whole call or leaves no trace. What it does is what they would do for a thread that waits in the kernel:
+//! it is counted while it is in there, so that no mark arrives where it reads.
+
+use super::*;
+use crate::thread::Critical;
+
+/// The longest send. What is longer may find no room.
+const SHORT: usize = 4096;
+
+/// The connection that `fd` is, if it may be one of these.
+#[inline(always)]
+pub fn conn(fd: c_int) -> Option<&'static Conn> {
+    table::conn(fd).filter(|c| c.phase() == Phase::Raw)
+}
+
+/// Receives as the kernel does.
+///
+/// # Safety
+/// `buf` must be writable for `len` bytes.
+#[inline(never)]
+pub unsafe fn recv(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Option<Outcome> {
+    if !is_young(conn, flags) || conn.rcvtimeo.load(Relaxed) != 0 {
+        return None;
+    }
+    let args = [fd as usize, buf as usize, len.min(MOST), flags as usize, 0, 0];
+    // No handler jumps out where the thread is counted, but from its sleep.
+    let _critical = Critical::new();
+    // SAFETY: the caller's promise.
+    let r = unsafe { call(conn, fd, &conn.local().rx_inflight, libc::SYS_recvfrom, args) }?;
+    if let Ok(n) = r {
+        conn.count_rx_tcp(n);
+        conn.in_sight();
+        note_bytes(conn, n);
+    }
+    leave_kernel(conn, &conn.local().rx_inflight);
+    Some(Outcome::from(r))
+}
+
+/// Sends as the kernel does.
+///
+/// # Safety
+/// `buf` must be readable for `len` bytes.
+#[inline(never)]
+pub unsafe fn send(conn: &'static Conn, fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Option<Outcome> {
+    if !is_young(conn, flags) || conn.sndtimeo.load(Relaxed) != 0 || len > SHORT {
+        return None;
+    }
+    if conn.corked.load(Relaxed) || conn.more.load(Relaxed) {
+        return None;
+    }
+    let args = [fd as usize, buf as usize, len, flags as usize, 0, 0];
+    // As for a receive.
+    let _critical = Critical::new();
+    // SAFETY: the caller's promise.
+    let r = unsafe { call(conn, fd, &conn.local().tx_inflight, libc::SYS_sendto, args) }?;
+    if let Ok(n) = r {
+        conn.count_tx_tcp(n);
+    }
+    if r.map_or_else(|e| e == libc::EAGAIN, |n| n < len) {
+        conn.fulls.fetch_add(1, SeqCst);
+    }
+    leave_kernel(conn, &conn.local().tx_inflight);
+    Some(Outcome::from(r))
+}
+
+#[inline(always)]
+fn is_young(conn: &Conn, flags: c_int) -> bool {
+    flags & !libc::MSG_NOSIGNAL == 0
+        && conn.calls.load(Relaxed).saturating_add(1) < conn.next_try.load(Relaxed)
+        && !conn.is_inherited()
+        && !process::has_threads()
+        && !conn.nonblock.load(Relaxed)
+        && !conn.gentle.load(Relaxed)
+        && !conn.hold.load(Relaxed)
+        && conn.lost.load(Relaxed) == 0
+        && !pins::is_held()
+        && !chaos::detours()
+}
+
+/// The call, counted, and its thread as long as it is in the kernel: by `inside`, which the caller is to take back. `None`: it
+/// was not made. In a critical section, which it leaves while it sleeps.
+///
+/// # Safety
+/// As for the system call.
+#[inline(always)]
+unsafe fn call(
+    conn: &'static Conn,
+    fd: c_int,
+    inside: &AtomicU32,
+    nr: libc::c_long,
+    args: [usize; 6],
+) -> Option<sys::SysResult> {
+    let since = Since::now();
+    inside.fetch_add(1, SeqCst);
+    if conn.phase() != Phase::Raw || !conn.is_at(fd) {
+        leave_kernel(conn, inside);
+        return None;
+    }
+    note_call(conn, true);
+    let mut if_left = || leave_kernel(conn, inside);
+    // SAFETY: the caller's promise; no lock is held.
+    Some(unsafe { signals::sleep(nr, args, Sleep { since, any: false, if_left: &mut if_left }) })
+}
