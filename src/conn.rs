@@ -140,6 +140,8 @@ pub struct Conn {
     pub late: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
     pub linger0: AtomicBool,
+    /// The program's `SO_LINGER`, where the kernel has another one: see `options::owe`. 0: it has that.
+    pub linger: AtomicU64,
     /// The peer has our nonce and waits for its mark.
     pub confirmed: AtomicBool,
     /// Calls that may wait are to stay out of the kernel for a moment.
@@ -292,7 +294,7 @@ impl Conn {
             *w.get_mut() = 0;
         }
         *self.slow.get_mut() = crate::io::BEGIN_SLOW;
-        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe] {
+        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.linger] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at, &mut self.held] {

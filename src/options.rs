@@ -199,6 +199,45 @@ pub fn uses_feature(fd: c_int) -> bool {
         || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
 }
 
+/// In [`Conn::linger`]: there is something.
+const KNOWN: u64 = 1 << 63;
+
+fn set_linger(fd: c_int, l: linger) {
+    // SAFETY: `l` is readable for its size.
+    let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &l, size_of::<linger>()) };
+}
+
+fn pack(l: linger) -> u64 {
+    KNOWN | u64::from(l.l_onoff != 0) << 32 | u64::from(l.l_linger as u32)
+}
+
+fn unpack(v: u64) -> linger {
+    linger { l_onoff: (v >> 32 & 1) as c_int, l_linger: v as u32 as c_int }
+}
+
+/// Bytes are being repeated on TCP. Should this process be killed before all are, the stream must not end as if there had
+/// been no more: the kernel is to reset it. Under both locks.
+pub fn owe(c: &Conn, fd: c_int) {
+    if c.linger.load(Relaxed) != 0 {
+        return;
+    }
+    let (mut l, mut len) = (linger { l_onoff: 0, l_linger: 0 }, size_of::<linger>() as socklen_t);
+    // SAFETY: both are writable.
+    let r = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut l, &mut len) };
+    if r.is_ok() {
+        c.linger.store(pack(l), Relaxed);
+        set_linger(fd, linger { l_onoff: 1, l_linger: 0 });
+    }
+}
+
+/// They are. Under both locks.
+pub fn owe_nothing(c: &Conn, fd: c_int) {
+    match c.linger.swap(0, Relaxed) {
+        0 => {}
+        v => set_linger(fd, unpack(v)),
+    }
+}
+
 /// `getsockopt(2)`.
 ///
 /// # Safety
@@ -213,6 +252,16 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         // Also to a child that has not used the connection: the kernel has told it to who owns that.
         (libc::SOL_SOCKET, libc::SO_ERROR) if ours && fits() => io::asked_error(fd, c).unwrap_or(0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
+        (libc::SOL_SOCKET, libc::SO_LINGER) if c.linger.load(Relaxed) != 0 && fits() => {
+            let l = unpack(c.linger.load(Relaxed));
+            // SAFETY: the program's memory, for as many bytes as it says.
+            unsafe {
+                let n = (*len as usize).min(size_of::<linger>());
+                core::ptr::copy_nonoverlapping((&raw const l).cast::<u8>(), val.cast::<u8>(), n);
+                *len = n as socklen_t;
+            }
+            return Outcome::Done(0);
+        }
         // SAFETY: the caller's promise.
         (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
@@ -308,7 +357,10 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         return Outcome::Bypass;
     }
     // What an upgrade or a return under way makes of it must not be in between.
-    let between = matches!((level, name), (libc::SOL_SOCKET, libc::SO_RCVLOWAT) | (libc::IPPROTO_TCP, libc::TCP_CORK));
+    let between = matches!(
+        (level, name),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_LINGER) | (libc::IPPROTO_TCP, libc::TCP_CORK)
+    );
     if tcp && c.is_inherited() && c.held.load(SeqCst) != 0 {
         // What is held back is another process's to show.
         visit::settle(c);
@@ -367,6 +419,10 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
             // SAFETY: the kernel has just read it.
             let l = unsafe { (val as *const linger).read_unaligned() };
             c.linger0.store(l.l_onoff != 0 && l.l_linger == 0, Relaxed);
+            if c.linger.load(Relaxed) != 0 {
+                c.linger.store(pack(l), Relaxed);
+                set_linger(fd, linger { l_onoff: 1, l_linger: 0 });
+            }
         }
         _ => {}
     }

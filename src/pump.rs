@@ -4,8 +4,10 @@
 use crate::chaos::stumble;
 use crate::conn::*;
 use crate::io::{drain, front, is_behind_cork, Front};
+use crate::kept::Kept;
 use crate::layout::*;
 use crate::log::{log, Level};
+use crate::options;
 use crate::switch::{End, RxPath, TxPath};
 use crate::sys;
 use crate::wire::{FRAME_LEN, MARK_LEN};
@@ -69,12 +71,22 @@ fn advance(b: &mut Both) -> bool {
                 return true;
             }
         }
-        // Whoever was to have it has it now by TCP.
-        if matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
-            b.rx.ring().kept.release();
+        // Whoever was to have it has it by TCP, or will.
+        match b.sw().rx() {
+            RxPath::Replay if !b.rx.ring().kept.is_empty() => {
+                let ring = b.rx.ring();
+                ring.given = core::mem::replace(&mut ring.kept, Kept::NONE);
+            }
+            RxPath::Replay => b.rx.ring().kept.release(),
+            RxPath::Tcp => {
+                b.rx.ring().kept.release();
+                b.rx.ring().given.release();
+            }
+            _ => {}
         }
         if b.sw().tx() == TxPath::Tcp {
             b.tx.ring().back.release();
+            options::owe_nothing(conn, fd);
         }
         if conn.has_ended(END_WRSHUT | END_RDSHUT) {
             shut_home(b, fd, coming_home);
@@ -400,6 +412,7 @@ fn replay(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let mut moved = false;
     while b.sw().tx() == TxPath::Replay && b.sw().pending().is_empty() {
+        options::owe(conn, fd);
         let (back, mut range) = (b.sw().replay_back(), b.sw().replay());
         let ring = b.tx.ring();
         // What the peer was not shown the kernel goes on holding back.
@@ -616,6 +629,38 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         conn.end.fetch_or(END_HUP, AcqRel);
     }
     conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD, AcqRel);
+    true
+}
+
+/// The TCP stream has ended, or failed with `errno`, in the middle of a replay, because who repeated was killed: what is
+/// missing is still where it was, if that is this host's memory. Whether it is read from there now.
+pub fn read_on(b: &mut Both, errno: i32) -> bool {
+    let conn = b.rx.conn();
+    if conn.remote().is_some() || !conn.is_mapped() || !b.rx.ring().is_attached() {
+        return false;
+    }
+    let until = b.sw().replay_until();
+    let Some((given, from)) = b.sw().read_on() else { return false };
+    let ring = b.rx.ring();
+    ring.orphan();
+    let skip = from.checked_sub(ring.consumed).filter(|_| ring.consumed + ring.behind() >= until);
+    let lost = (ring.given.len() as u64).checked_sub(given);
+    // SAFETY: nothing is copied.
+    let goes_on = skip.zip(lost).is_some_and(|(skip, lost)| unsafe {
+        let there = ring.read(core::ptr::null_mut(), skip as usize) == Ok(skip as usize);
+        ring.given.take(core::ptr::null_mut(), lost as usize);
+        ring.kept = core::mem::replace(&mut ring.given, Kept::NONE);
+        there
+    });
+    if !goes_on {
+        reset(b);
+        return true;
+    }
+    let n = given + until - from;
+    log(Level::Debug, format_args!("a peer has ended in the middle of a return: {n} bytes are read where they were"));
+    ended(b, errno);
+    conn.publish_paths(b.sw());
+    conn.notify();
     true
 }
 

@@ -332,6 +332,8 @@ pub struct RxRing {
     cap: u64,
     /// What stood before the mark and was taken out of TCP for the program, which gets it before what is in the ring.
     pub kept: Kept,
+    /// What of that was given back, as long as the peer has not repeated all.
+    pub given: Kept,
     /// Between that and the ring there is more to come by TCP.
     pub only_kept: bool,
     /// What the writer has set aside is to be read, too: it is gone.
@@ -351,6 +353,7 @@ impl Default for RxRing {
             ptr: core::ptr::null(),
             cap: 0,
             kept: Kept::NONE,
+            given: Kept::NONE,
             only_kept: false,
             orphaned: false,
         }

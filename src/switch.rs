@@ -498,6 +498,19 @@ impl Switch {
         }
     }
 
+    /// The TCP stream has ended in the middle of a replay, and the peer's ring can still be read, because it lies in memory
+    /// that both share: how many of the bytes that were given back are missing, the last ones, which are read first; and
+    /// where in the ring is read on then.
+    pub fn read_on(&mut self) -> Option<(u64, u64)> {
+        if self.rx != RxPath::Replay {
+            return None;
+        }
+        self.rx = RxPath::RingFinal;
+        let missing = core::mem::take(&mut self.rx_missing);
+        let of_ring = missing.min(self.rx_until - self.returned_at);
+        Some((missing - of_ring, self.rx_until - of_ring))
+    }
+
     /// Forgets a finished return, so that the connection may be upgraded again.
     fn settle(&mut self) {
         if self.tx == TxPath::Tcp && self.rx == RxPath::Tcp {

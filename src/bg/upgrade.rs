@@ -488,7 +488,9 @@ impl Bg {
         let Some(l) = (unsafe { conn.link.load(Acquire).as_ref() }) else { return };
         let (slot, peer) = (conn.slot.load(Relaxed), conn.peer_slot.load(Relaxed));
         let mut ring = core::mem::take(b.tx.ring());
-        core::mem::take(b.rx.ring()).kept.release();
+        let mut read = core::mem::take(b.rx.ring());
+        read.kept.release();
+        read.given.release();
         conn.attach(None, 0, core::ptr::null());
         l.set_conn(slot, core::ptr::null());
         let left = self.left_by_peer.remove(&(key(l), slot));

@@ -120,6 +120,8 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
                         }
                     }
                 }
+                Take::End if pump::read_on(&mut both, 0) => return Take::Gone,
+                Take::Error(e @ (libc::ECONNRESET | libc::EPIPE)) if pump::read_on(&mut both, e) => return Take::Gone,
                 Take::End => {
                     conn.fail(libc::ECONNRESET);
                     return failed(conn);

@@ -197,6 +197,29 @@ fn ends() {
     assert_eq!(sw.end(false), End::Eof);
 }
 
+/// What is missing of a replay is in the ring, and before that in what was given back.
+#[test]
+fn reads_on() {
+    let mut sw = returning();
+    assert_eq!(sw.read_on(), None, "nothing was repeated");
+    say(&mut sw, Frame::Resume { from: 5, until: 9 }).unwrap();
+    sw.took_tcp(1);
+    assert_eq!(sw.read_on(), Some((0, 6)));
+    assert_eq!((sw.rx(), sw.replay_missing(), sw.end(false)), (RxPath::RingFinal, 0, End::AfterRing));
+    for (taken, rest) in [(0, (2, 5)), (1, (1, 5)), (2, (0, 5)), (3, (0, 6))] {
+        let mut sw = ring();
+        sw.leave();
+        assert_eq!(sw.step(5, 0, 2), Ok(true));
+        sw.written(FRAME_LEN);
+        sw.gave(2);
+        sw.step(5, 0, 2).unwrap();
+        say(&mut sw, Frame::Resume { from: 5, until: 9 }).unwrap();
+        assert_eq!(sw.replay_missing(), 6);
+        sw.took_tcp(taken);
+        assert_eq!(sw.read_on(), Some(rest));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(5000) })]
 

@@ -123,6 +123,8 @@ pub struct Endpoint {
     pub peer_hurries: bool,
     /// Taken before the mark, for the program.
     pub kept: Vec<u8>,
+    /// Given back, and not repeated yet.
+    pub given: Vec<u8>,
     /// The mark behind them never came.
     pub only_kept: bool,
     /// What the peer has given back.
@@ -223,6 +225,7 @@ impl World {
             hurry: false,
             peer_hurries: false,
             kept: Vec::new(),
+            given: Vec::new(),
             only_kept: false,
             back: Vec::new(),
         };
@@ -452,6 +455,9 @@ impl World {
 
     fn stream_ended(&mut self, e: usize, partial: bool) -> Check {
         self.ends[e].tcp_eof = true;
+        if !self.cfg.remote && !self.faults.lied {
+            self.read_on(e)?;
+        }
         match self.ends[e].sw.end(partial) {
             StreamEnd::Eof => {
                 ensure!(!self.ends[e].sw.can_mark(), "end {e} may mark though the peer cannot answer");
@@ -474,6 +480,19 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    /// Rule: what is missing of a replay is read where it was, if that memory is there.
+    fn read_on(&mut self, e: usize) -> Check {
+        let end = &mut self.ends[e];
+        if let Some((given, from)) = end.sw.read_on() {
+            let ring = &mut self.rings[1 - e];
+            ensure!((ring.consumed..=ring.visible).contains(&from), "end {e} reads on at {from} of {ring:?}");
+            ring.consumed = from;
+            ensure!(given as usize <= end.given.len(), "end {e}: {given} bytes of {:?} are missing", end.given);
+            end.kept = end.given.split_off(end.given.len() - given as usize);
+        }
+        Ok(())
     }
 
     fn read(&mut self, e: usize, max: usize) -> Check {
@@ -668,8 +687,13 @@ impl World {
 
     fn settled(&mut self, e: usize) {
         let end = &mut self.ends[e];
-        if matches!(end.sw.rx(), RxPath::Tcp | RxPath::Replay) {
-            end.kept.clear();
+        match end.sw.rx() {
+            RxPath::Replay if !end.kept.is_empty() => end.given = std::mem::take(&mut end.kept),
+            RxPath::Tcp => {
+                end.kept.clear();
+                end.given.clear();
+            }
+            _ => {}
         }
         if end.sw.tx() == TxPath::Tcp {
             end.back.clear();
@@ -800,6 +824,11 @@ impl World {
         if self.ends.iter().all(|end| end.alive) {
             self.ends[e].alive = false;
             self.pipes[e].ended = true;
+            if self.ends[e].sw.tx() == TxPath::Replay {
+                // The kernel resets what has not repeated all, and what it had not sent yet is gone.
+                let half = self.pipes[e].q.len() / 2;
+                self.pipes[e].q.truncate(half);
+            }
             self.pipes[1 - e].q.clear();
             self.link.broken = true;
             self.faults.killed = true;

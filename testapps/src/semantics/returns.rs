@@ -1,10 +1,10 @@
 //! What a return to TCP must not change: ends, hang-ups, and who has to wait for whom.
 
-use super::cx::{Cx, Op, Res};
+use super::cx::{Cx, Op, Res, Why};
 use super::procs::{bye, child, reap};
 use super::unread::{quick, unread, OURS};
 use super::Check;
-use crate::{ensure, same, sys, util};
+use crate::{ensure, prng, same, sys, util};
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ pub const CHECKS: &[Check] = &[
     ("return-child-sends", child_sends),
     ("return-child-takes-nothing", child_takes_nothing),
     ("return-shut-receiver", shut_receiver),
+    ("return-and-the-sender-is-killed", sender_killed),
     ("splice-the-rest", splice_the_rest),
 ];
 
@@ -73,6 +74,79 @@ fn child_takes_nothing(cx: &mut Cx) -> Res {
     cx.recv(100)?;
     bye(cx)?;
     Ok(())
+}
+
+/// Has this process's connections return, if it is preloaded, and the command is where this program is. What has no room in
+/// the kernel is still on its way then.
+fn order_off() -> Res {
+    let command = std::env::current_exe().map_err(|e| Why(e.to_string()))?.with_file_name("ringsock");
+    if !command.exists() {
+        return Ok(());
+    }
+    let me = std::process::id().to_string();
+    let mut told = std::process::Command::new(command)
+        .args(["off", &me])
+        .env_remove("LD_PRELOAD")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .map_err(|e| Why(e.to_string()))?;
+    for _ in 0..50 {
+        if told.try_wait().is_ok_and(|s| s.is_some()) {
+            return Ok(());
+        }
+        util::pause_ms(10);
+    }
+    told.kill().and_then(|()| told.wait()).map(|_| ()).map_err(|e| Why(e.to_string()))
+}
+
+/// A connection comes back to TCP, which has no room for all that is in the ring, and who sent that is killed: it was sent.
+fn sender_killed(_: &mut Cx) -> Res {
+    const SEED: u64 = 77;
+    let (l, port) = sys::listen(0, 4)?;
+    let (rd, wr) = sys::pipe()?;
+    let pid = child(move || {
+        let a = sys::connect(port)?;
+        for i in 0..60 {
+            sys::write_all(a, &[i; 16])?;
+            sys::read_exact(a, &mut [0; 16])?;
+        }
+        let mut sent = 0u64;
+        for _ in 0..20 {
+            while let Ok(n) = sys::send(a, &prng::bytes(SEED, sent, 100_000), MSG_DONTWAIT) {
+                sent += n as u64;
+            }
+            util::pause_ms(2);
+        }
+        sys::write(wr, &sent.to_ne_bytes())?;
+        util::pause_ms(20_000);
+        Ok(())
+    })?;
+    let b = sys::accept(l, libc::SOCK_CLOEXEC)?;
+    for _ in 0..60 {
+        let mut m = [0; 16];
+        sys::read_exact(b, &mut m)?;
+        sys::write_all(b, &m)?;
+    }
+    let mut sent = [0; 8];
+    same!(sys::read(rd, &mut sent)?, 8, "what the child says");
+    order_off()?;
+    sys::kill(pid, libc::SIGKILL)?;
+    sys::waitpid(pid)?;
+    let (sent, mut got) = (u64::from_ne_bytes(sent), 0);
+    let mut piece = vec![0; 70_000];
+    while got < sent {
+        match sys::recv(b, &mut piece, 0) {
+            Ok(n @ 1..) => {
+                prng::verify(SEED, got, &piece[..n]).map_err(Why)?;
+                got += n as u64;
+            }
+            end => return Err(Why(format!("{end:?} after {got} of {sent} bytes"))),
+        }
+    }
+    same!(sys::recv(b, &mut piece, 0), Ok(0), "receive behind the last of {sent} bytes");
+    sys::close(b)?;
+    Ok(sys::close(l)?)
 }
 
 /// The parent has shut its receiving direction, and closes; that holds for the child.
