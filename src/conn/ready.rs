@@ -230,6 +230,12 @@ impl Conn {
         self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
     }
 
+    /// Whether either end has said that frames of a return come, to a peer on this host.
+    pub fn is_leaving(&self) -> bool {
+        let says = |s: Option<&Slot>| s.is_some_and(|s| s.flags.load(Acquire) & LEAVING != 0);
+        self.remote().is_none() && (says(self.own()) || says(self.peer()))
+    }
+
     /// Whether the peer has reset it, though this end may not have come to that yet.
     fn is_aborted(&self) -> bool {
         self.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0)

@@ -88,7 +88,12 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     let away = conn.phase() == Phase::Away;
     let on_rings = !tx.peer_is_home() && !tx.has_resumed();
-    if conn.is_refused() && on_rings && !conn.has_ended(END_TXDEAD) && !conn.peer_closed() && !b.is_nowhere() {
+    // Who has closed while it returns keeps the kernel's socket, which refuses nothing, and expects frames there.
+    let refused = match conn.peer_closed() {
+        true => path == TxPath::Ring && !conn.has_ended(END_ORPHAN) && conn.is_leaving(),
+        false => conn.is_refused(),
+    };
+    if refused && on_rings && !conn.has_ended(END_TXDEAD) && !b.is_nowhere() {
         // As in the kernel: this call is the last that succeeds.
         drop(tx);
         pump::reset_with(&mut conn.lock_both(), libc::EPIPE);
