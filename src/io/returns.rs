@@ -1,6 +1,6 @@
 //! Tests of what a return must not do to who closes, ends, sends or waits meanwhile.
 
-use super::tests::{armed, know, settle, NONCE};
+use super::tests::{armed, arrive, know, settle, NONCE};
 use super::*;
 use crate::layout::Slot;
 use crate::wire::Frame;
@@ -25,8 +25,7 @@ impl OnRing {
         conn.attach_peer(0, slot);
         conn.confirmed.store(true, SeqCst);
         slot.flags.store(MARK_BEGUN | MARK_TAKEN, SeqCst);
-        theirs.write_all(&wire::mark(&NONCE)).unwrap();
-        settle(conn, libc::POLLIN);
+        arrive(conn, &mut theirs, &wire::mark(&NONCE));
         pump::run(&mut conn.lock_both());
         theirs.read_exact(&mut [0; wire::MARK_LEN]).unwrap();
         know(ours.as_raw_fd(), conn);
@@ -37,8 +36,7 @@ impl OnRing {
     /// The peer has said `Return`, and the answer has gone out.
     fn resumed() -> OnRing {
         let mut r = OnRing::new();
-        r.theirs.write_all(&Frame::Return { consumed: 0 }.encode()).unwrap();
-        settle(r.conn, libc::POLLIN);
+        arrive(r.conn, &mut r.theirs, &Frame::Return { consumed: 0 }.encode());
         pump::run(&mut r.conn.lock_both());
         r.theirs.read_exact(&mut [0; 2 * wire::FRAME_LEN]).unwrap();
         assert!(r.conn.lock_tx().has_resumed());
@@ -83,7 +81,10 @@ fn no_frame_goes_to_who_has_closed() {
     assert_eq!(r.sent(), 0);
     r.slot.flags.fetch_or(LEAVING, SeqCst);
     pump::run(&mut r.conn.lock_both());
-    assert_eq!(r.sent(), wire::FRAME_LEN);
+    r.theirs.set_nonblocking(false).unwrap();
+    r.theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    r.theirs.read_exact(&mut [0; wire::FRAME_LEN]).unwrap();
+    assert_eq!(r.sent(), 0);
 }
 
 /// The other half of the same: who closes keeps the kernel's socket for the frames that are announced.
@@ -145,6 +146,20 @@ fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
     assert!(matches!(r.put(), Put::Sent(1) | Put::Gone));
 }
 
+/// Who has closed while it returns keeps the kernel's socket for its frames: it would take what is sent for a part of one.
+#[test]
+fn who_has_closed_while_it_returns_refuses_what_is_sent() {
+    for ours in [true, false] {
+        let mut r = OnRing::new();
+        r.slot.flags.fetch_or(CLOSED, SeqCst);
+        (if ours { r.own } else { r.slot }).flags.fetch_or(LEAVING, SeqCst);
+        assert!(matches!(r.put(), Put::Sent(1)), "the call that is refused is the last that succeeds");
+        assert_eq!(r.conn.take_error(), libc::EPIPE);
+        assert!(r.conn.has_ended(END_FAILED));
+        assert_eq!(r.sent(), 0, "bytes in the kernel's socket");
+    }
+}
+
 /// Where the kernel has no room a mark that a return needs makes none.
 #[test]
 fn a_return_makes_no_room() {
@@ -191,8 +206,7 @@ fn an_end_behind_a_mark_is_news_with_the_mark() {
     conn.attach_peer(0, &slot);
     slot.flags.store(MARK_BEGUN | FIN, SeqCst);
     let told = Told::all(News::of(conn), libc::EPOLLIN as u32);
-    theirs.write_all(&wire::mark(&NONCE)).unwrap();
-    settle(conn, libc::POLLIN);
+    arrive(conn, &mut theirs, &wire::mark(&NONCE));
     assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
     pump::run(&mut conn.lock_both());
     assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
@@ -234,8 +248,7 @@ fn what_is_left_unread_on_tcp_is_a_reset() {
     let (conn, _ours, mut theirs) = armed(&slot);
     conn.lock_both().sw().disarm();
     assert!(!crate::fds::unread(&mut conn.lock_both()));
-    theirs.write_all(b"x").unwrap();
-    settle(conn, libc::POLLIN);
+    arrive(conn, &mut theirs, b"x");
     assert_eq!(conn.lock_rx().path(), RxPath::Tcp);
     assert!(crate::fds::unread(&mut conn.lock_both()));
     conn.set_phase(Phase::Closed);

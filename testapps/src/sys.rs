@@ -315,6 +315,15 @@ pub fn setsockopt<T: Copy>(fd: RawFd, level: c_int, name: c_int, v: T) -> R<()> 
     int(unsafe { libc::setsockopt(fd, level, name, p, n) }).map(|_| ())
 }
 
+/// `getsockopt(2)` of `SO_LINGER`.
+pub fn linger(fd: RawFd) -> R<libc::linger> {
+    let mut l = libc::linger { l_onoff: 0, l_linger: 0 };
+    let mut n = std::mem::size_of_val(&l) as libc::socklen_t;
+    // SAFETY: a value and its length, valid for writes.
+    int(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut l).cast(), &mut n) })?;
+    Ok(l)
+}
+
 /// `getsockopt(2)` of an int.
 pub fn getsockopt_int(fd: RawFd, level: c_int, name: c_int) -> R<c_int> {
     let mut v: c_int = 0;

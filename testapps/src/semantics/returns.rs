@@ -16,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     ("return-child-takes-nothing", child_takes_nothing),
     ("return-shut-receiver", shut_receiver),
     ("return-and-the-sender-is-killed", sender_killed),
+    ("return-keeps-linger", linger_while_it_returns),
     ("splice-the-rest", splice_the_rest),
 ];
 
@@ -76,16 +77,16 @@ fn child_takes_nothing(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// Has this process's connections return, if it is preloaded, and the command is where this program is. What has no room in
-/// the kernel is still on its way then.
-fn order_off() -> Res {
+/// Gives this process an order (`off`: its connections return), if it is preloaded, and the command is where this program is.
+/// What has no room in the kernel is still on its way then.
+fn order(what: &str) -> Res {
     let command = std::env::current_exe().map_err(|e| Why(e.to_string()))?.with_file_name("ringsock");
     if !command.exists() {
         return Ok(());
     }
     let me = std::process::id().to_string();
     let mut told = std::process::Command::new(command)
-        .args(["off", &me])
+        .args([what, &me])
         .env_remove("LD_PRELOAD")
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
@@ -100,16 +101,59 @@ fn order_off() -> Res {
     told.kill().and_then(|()| told.wait()).map(|_| ()).map_err(|e| Why(e.to_string()))
 }
 
-/// A connection comes back to TCP, which has no room for all that is in the ring, and who sent that is killed: it was sent.
-fn sender_killed(_: &mut Cx) -> Res {
-    const SEED: u64 = 77;
-    let (l, port) = sys::listen(0, 4)?;
-    let (rd, wr) = sys::pipe()?;
-    let pid = child(move || {
+/// What a [`Sender`]'s bytes are made of.
+const SEED: u64 = 77;
+/// What a [`Sender`] may be told.
+const LINGER: u8 = 0;
+const CLOSE: u8 = 1;
+
+/// A process that has sent more than TCP has room for, on a connection to this one.
+struct Sender {
+    pid: i32,
+    fd: i32,
+    listener: i32,
+    orders: i32,
+    answers: i32,
+    sent: u64,
+}
+
+impl Sender {
+    /// Starts it, and has its connection leave TCP first, where `cx`'s must.
+    fn start(cx: &mut Cx) -> Result<Sender, Why> {
+        let (listener, port) = sys::listen(0, 4)?;
+        let (answers, say) = sys::pipe()?;
+        let (hear, orders) = sys::pipe()?;
+        let pid = child(move || {
+            sys::close(orders)?;
+            Sender::run(port, hear, say)
+        })?;
+        let fd = sys::accept(listener, libc::SOCK_CLOEXEC)?;
+        let mut away = false;
+        for i in 0..400 {
+            let before = sys::tcp_bytes(fd)?;
+            sys::write_all(fd, &[1; 16])?;
+            sys::read_exact(fd, &mut [0; 16])?;
+            away = sys::tcp_bytes(fd)? == before;
+            if away && i > 60 || !cx.is_to_leave() && i > 80 {
+                break;
+            }
+            util::pause_ms((i % 10 == 9).into());
+        }
+        ensure!(away || !cx.is_to_leave(), "the sender's connection never left TCP");
+        sys::write_all(fd, &[0; 16])?;
+        let mut sent = [0; 8];
+        same!(sys::read(answers, &mut sent)?, 8, "what the sender says");
+        Ok(Sender { pid, fd, listener, orders, answers, sent: u64::from_ne_bytes(sent) })
+    }
+
+    fn run(port: u16, hear: i32, say: i32) -> Res {
         let a = sys::connect(port)?;
-        for i in 0..60 {
-            sys::write_all(a, &[i; 16])?;
-            sys::read_exact(a, &mut [0; 16])?;
+        let mut m = [1; 16];
+        while m[0] == 1 {
+            sys::read_exact(a, &mut m)?;
+            if m[0] == 1 {
+                sys::write_all(a, &m)?;
+            }
         }
         let mut sent = 0u64;
         for _ in 0..20 {
@@ -118,35 +162,77 @@ fn sender_killed(_: &mut Cx) -> Res {
             }
             util::pause_ms(2);
         }
-        sys::write(wr, &sent.to_ne_bytes())?;
-        util::pause_ms(20_000);
-        Ok(())
-    })?;
-    let b = sys::accept(l, libc::SOCK_CLOEXEC)?;
-    for _ in 0..60 {
-        let mut m = [0; 16];
-        sys::read_exact(b, &mut m)?;
-        sys::write_all(b, &m)?;
-    }
-    let mut sent = [0; 8];
-    same!(sys::read(rd, &mut sent)?, 8, "what the child says");
-    order_off()?;
-    sys::kill(pid, libc::SIGKILL)?;
-    sys::waitpid(pid)?;
-    let (sent, mut got) = (u64::from_ne_bytes(sent), 0);
-    let mut piece = vec![0; 70_000];
-    while got < sent {
-        match sys::recv(b, &mut piece, 0) {
-            Ok(n @ 1..) => {
-                prng::verify(SEED, got, &piece[..n]).map_err(Why)?;
-                got += n as u64;
+        sys::write(say, &sent.to_ne_bytes())?;
+        let mut order = [0; 3];
+        while sys::read(hear, &mut order)? == 3 {
+            let mut l = libc::linger { l_onoff: order[1].into(), l_linger: order[2].into() };
+            match order[0] {
+                CLOSE => sys::close(a)?,
+                _ => {
+                    sys::setsockopt(a, libc::SOL_SOCKET, libc::SO_LINGER, l)?;
+                    l = sys::linger(a)?;
+                }
             }
-            end => return Err(Why(format!("{end:?} after {got} of {sent} bytes"))),
+            sys::write(say, &[l.l_onoff as u8, l.l_linger as u8])?;
         }
+        Ok(())
     }
-    same!(sys::recv(b, &mut piece, 0), Ok(0), "receive behind the last of {sent} bytes");
-    sys::close(b)?;
-    Ok(sys::close(l)?)
+
+    fn order(&self, what: u8, onoff: u8, secs: u8) -> Result<[u8; 2], Why> {
+        let mut said = [0; 2];
+        sys::write(self.orders, &[what, onoff, secs])?;
+        same!(sys::read(self.answers, &mut said)?, 2, "what the sender says");
+        Ok(said)
+    }
+
+    /// Receives all that it has sent.
+    fn take_all(&self) -> Res {
+        let (mut got, mut piece) = (0, vec![0; 70_000]);
+        while got < self.sent {
+            match sys::recv(self.fd, &mut piece, 0) {
+                Ok(n @ 1..) => {
+                    prng::verify(SEED, got, &piece[..n]).map_err(Why)?;
+                    got += n as u64;
+                }
+                end => return Err(Why(format!("{end:?} after {got} of {} bytes", self.sent))),
+            }
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Res {
+        [self.fd, self.listener, self.orders, self.answers].into_iter().try_for_each(|fd| Ok(sys::close(fd)?))
+    }
+}
+
+/// A connection comes back to TCP, which has no room for all that is in the ring, and who sent that is killed: it was sent.
+fn sender_killed(cx: &mut Cx) -> Res {
+    let s = Sender::start(cx)?;
+    order("off")?;
+    sys::kill(s.pid, libc::SIGKILL)?;
+    sys::waitpid(s.pid)?;
+    s.take_all()?;
+    same!(sys::recv(s.fd, &mut [0; 8], 0), Ok(0), "receive behind the last of {} bytes", s.sent);
+    s.end()
+}
+
+/// How a close is to end the connection is the program's to say, also while the rest of a ring is on its way: it reads what
+/// it set, and that is what holds at the end.
+fn linger_while_it_returns(cx: &mut Cx) -> Res {
+    for (set, ends) in [((0, 0), Ok(0)), ((1, 9), Ok(0)), ((1, 0), Err(libc::ECONNRESET))] {
+        let s = Sender::start(cx)?;
+        order("off")?;
+        same!(s.order(LINGER, set.0, set.1)?, [set.0, set.1], "SO_LINGER in the middle of a return");
+        s.take_all()?;
+        util::pause_ms(50);
+        s.order(CLOSE, 0, 0)?;
+        same!(sys::recv(s.fd, &mut [0; 8], 0), ends, "receive after a close with a linger of {set:?}");
+        let pid = s.pid;
+        s.end()?;
+        reap(pid)?;
+        order("on")?;
+    }
+    Ok(())
 }
 
 /// The parent has shut its receiving direction, and closes; that holds for the child.
