@@ -402,6 +402,9 @@ pub fn each_held(mut f: impl FnMut(&'static Conn)) {
     }
 }
 
+/// How long a return is waited for, if otherwise the connection must be reset.
+const PATIENCE_NS: i64 = 5_000_000_000;
+
 /// Before exec: connections that survive it, and are not close-on-exec, come back to TCP.
 pub fn exec_prepare() {
     if !is_active() || is_guest() {
@@ -417,7 +420,8 @@ pub fn exec_prepare() {
             drop(c.lock_both());
         }
     });
-    let until = now_ns() + 1_000_000_000;
+    let began = now_ns();
+    let until = began + 1_000_000_000;
     let mine = |c: &Conn| c.phase() == Phase::Managed && !c.is_inherited();
     let mut any = false;
     each_held(|c| {
@@ -429,11 +433,15 @@ pub fn exec_prepare() {
     });
     if any {
         each_held(|c| {
-            if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
+            let closes = close_on_exec(c);
+            if mine(c) && (!closes || c.remote().is_some()) {
+                // What the new image sends must not stand where bytes of this one are missing.
+                let until = if closes { until } else { began + PATIENCE_NS };
                 await_home(c, until);
                 visit::await_rest(c, until);
-                if !close_on_exec(c) {
+                if !closes {
                     hand_over(c, until);
+                    reset_abroad(c);
                 }
             }
         });
@@ -574,8 +582,8 @@ pub fn rings_allowed() -> bool {
 
 /// A connection is to use something that rings lack: it stays on, or returns to, TCP for good.
 ///
-/// Waits for the return, which a peer that is stopped holds up. If it does not come within 5 s the connection is reset:
-/// what is about to use the kernel's socket would take a mark or a frame for the program's bytes, or send where the peer
+/// Waits for the return, which a peer that is stopped holds up. If it does not come within [`PATIENCE_NS`] the connection is
+/// reset: what is about to use the kernel's socket would take a mark or a frame for the program's bytes, or send where the peer
 /// expects frames.
 pub fn give_up(c: &'static Conn, why: Why) {
     give_up_all([c].into_iter(), why);
@@ -583,7 +591,7 @@ pub fn give_up(c: &'static Conn, why: Why) {
 
 /// As [`give_up`], with one time limit for all of them.
 pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
-    let until = now_ns() + 5_000_000_000;
+    let until = now_ns() + PATIENCE_NS;
     all.clone().filter(|c| c.is_inherited()).for_each(visit::press);
     for c in all.clone() {
         if c.is_inherited() {
@@ -623,8 +631,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             }
         }
         if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
-            log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
-            pump::reset(&mut c.lock_both());
+            reset_late(&mut c.lock_both());
         }
         if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked | Why::Libc) {
             // Its sender is gone, and who gets it cannot have the rest of the ring.
@@ -638,6 +645,21 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             }
         }
         c.why(why);
+    }
+}
+
+/// It has not come home in time, and the kernel's socket is about to be used.
+fn reset_late(b: &mut Both) {
+    log(Level::Warn, format_args!("a connection did not return to TCP in time, and is reset"));
+    pump::reset(b);
+}
+
+/// As [`reset_late`], if that is so.
+fn reset_abroad(c: &'static Conn) {
+    let b = &mut c.lock_both();
+    if c.phase() == Phase::Managed && !c.has_ended(END_EOF) && !visit::is_home(b) {
+        reset_late(b);
+        pump::disconnect(c);
     }
 }
 

@@ -6,6 +6,7 @@ use super::unread::{quick, unread, OURS};
 use super::Check;
 use crate::{ensure, prng, same, sys, util};
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
+use std::os::unix::process::CommandExt;
 use std::time::Instant;
 
 /// The checks of this file.
@@ -17,6 +18,7 @@ pub const CHECKS: &[Check] = &[
     ("return-shut-receiver", shut_receiver),
     ("return-and-the-sender-is-killed", sender_killed),
     ("return-keeps-linger", linger_while_it_returns),
+    ("exec-while-unread", exec_while_unread),
     ("splice-the-rest", splice_the_rest),
 ];
 
@@ -106,6 +108,7 @@ const SEED: u64 = 77;
 /// What a [`Sender`] may be told.
 const LINGER: u8 = 0;
 const CLOSE: u8 = 1;
+const EXEC: u8 = 2;
 
 /// A process that has sent more than TCP has room for, on a connection to this one.
 struct Sender {
@@ -168,6 +171,11 @@ impl Sender {
             let mut l = libc::linger { l_onoff: order[1].into(), l_linger: order[2].into() };
             match order[0] {
                 CLOSE => sys::close(a)?,
+                EXEC => {
+                    sys::dup2(a, 9)?;
+                    let shell = std::process::Command::new("/bin/sh").args(["-c", "printf 0123456789 >&9"]).exec();
+                    return Err(Why(format!("exec: {shell}")));
+                }
                 _ => {
                     sys::setsockopt(a, libc::SOL_SOCKET, libc::SO_LINGER, l)?;
                     l = sys::linger(a)?;
@@ -189,7 +197,8 @@ impl Sender {
     fn take_all(&self) -> Res {
         let (mut got, mut piece) = (0, vec![0; 70_000]);
         while got < self.sent {
-            match sys::recv(self.fd, &mut piece, 0) {
+            let most = piece.len().min((self.sent - got) as usize);
+            match sys::recv(self.fd, &mut piece[..most], 0) {
                 Ok(n @ 1..) => {
                     prng::verify(SEED, got, &piece[..n]).map_err(Why)?;
                     got += n as u64;
@@ -233,6 +242,21 @@ fn linger_while_it_returns(cx: &mut Cx) -> Res {
         order("on")?;
     }
     Ok(())
+}
+
+/// A program becomes another one, which uses the connection, while much of what it has sent is not read.
+fn exec_while_unread(cx: &mut Cx) -> Res {
+    let s = Sender::start(cx)?;
+    sys::write(s.orders, &[EXEC, 0, 0])?;
+    util::pause_ms(2500);
+    s.take_all()?;
+    let mut rest = [0; 10];
+    sys::read_exact(s.fd, &mut rest)?;
+    same!(&rest, b"0123456789", "what the new program says");
+    same!(sys::recv(s.fd, &mut [0; 8], 0), Ok(0), "receive behind that");
+    let pid = s.pid;
+    s.end()?;
+    reap(pid)
 }
 
 /// The parent has shut its receiving direction, and closes; that holds for the child.
