@@ -345,6 +345,16 @@ pub fn set_linger(fd: RawFd, on: bool, secs: c_int) -> R<()> {
     setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, l)
 }
 
+/// Whether the kernel has a peer that has answered.
+pub fn tcp_is_connected(fd: RawFd) -> R<bool> {
+    const ESTABLISHED: u8 = 1;
+    let mut state = 0u8;
+    let mut n = 1 as libc::socklen_t;
+    // SAFETY: a byte, which `struct tcp_info` begins with, and its length, valid for writes.
+    int(unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &mut n) })?;
+    Ok(state == ESTABLISHED)
+}
+
 /// Bytes that the kernel's TCP has sent and received on a socket (`TCP_INFO`'s
 /// `tcpi_bytes_sent` and `tcpi_bytes_received`). This is how a program of ours knows, without
 /// asking the library, whether its bytes still travel over TCP.
@@ -439,6 +449,13 @@ pub fn tcp_socket() -> R<RawFd> {
     int(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })
 }
 
+/// `connect(2)` to a port of this host.
+pub fn connect_to(fd: RawFd, port: u16) -> R<()> {
+    let a = sockaddr(port);
+    // SAFETY: an address of the length that is given.
+    int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, addr_len()) }).map(|_| ())
+}
+
 /// A listener on 127.0.0.1 (`port` 0: any): (fd, port).
 pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
     let fd = tcp_socket()?;
@@ -455,10 +472,7 @@ pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
 /// `connect(2)` of a fresh socket to [`host`], `TCP_NODELAY` set.
 pub fn connect(port: u16) -> R<RawFd> {
     let fd = tcp_socket()?;
-    let a = sockaddr(port);
-    // SAFETY: an address of the length that is given.
-    let r = int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, addr_len()) });
-    if let Err(e) = r {
+    if let Err(e) = connect_to(fd, port) {
         close(fd)?;
         return Err(e);
     }

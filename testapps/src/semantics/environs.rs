@@ -1,6 +1,7 @@
 //! What surrounds a connection: filters of system calls, other users, other roots, a second libc, options of listeners.
 
 use super::cx::{untried, Cx, Op, Res, Why};
+use super::procs::{child, reap};
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{c_int, c_long, c_void, POLLIN, SOL_SOCKET};
@@ -23,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("aio", aio),
     ("deferred-accept", |cx| listener(cx, libc::TCP_DEFER_ACCEPT, false)),
     ("fast-open", |cx| listener(cx, libc::TCP_FASTOPEN, true)),
+    ("connect-that-waits-for-bytes", late_connect),
     ("two-listeners-on-a-port", shared_port),
     ("ulp", |cx| taken_over(cx, libc::TCP_ULP, b"tls\0")),
     ("repair", repair),
@@ -339,6 +341,55 @@ fn listener(cx: &mut Cx, option: c_int, fast: bool) -> Res {
     for fd in [l, c, s] {
         sys::close(fd)?;
     }
+    cx.warm(20, 0)
+}
+
+/// A network of its own for this process, in which nothing is asked before a connection may begin with bytes. Whoever may
+/// not make one gets the ordinary kind of connection: false.
+fn open_at_once() -> Result<bool, Why> {
+    // SAFETY: no pointers.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        return Ok(false);
+    }
+    // SAFETY: plain data.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[..2].copy_from_slice(&[b'l' as _, b'o' as _]);
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as i16;
+    let fd = sys::tcp_socket()?;
+    // SAFETY: the request is what the call takes.
+    same!(unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS as _, &request) }, 0, "SIOCSIFFLAGS");
+    sys::close(fd)?;
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "519").map_err(|e| Why(e.to_string()))?;
+    Ok(true)
+}
+
+/// `connect` succeeds, and does nothing until there are bytes to go with it (`TCP_FASTOPEN_CONNECT`).
+fn late_connect(cx: &mut Cx) -> Res {
+    let pid = child(|| {
+        let late = open_at_once()?;
+        for bytes in [1, 100, 5000] {
+            let (l, port) = sys::listen(0, 8)?;
+            sys::setsockopt(l, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 5 as c_int)?;
+            let c = sys::tcp_socket()?;
+            sys::setsockopt(c, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1 as c_int)?;
+            sys::connect_to(c, port)?;
+            ensure!(sys::tcp_is_connected(c)? != late, "connected before there were bytes: {}", !late);
+            ensure!(sys::poll1(c, libc::POLLOUT, 1000)? & libc::POLLOUT != 0, "it cannot be written to");
+            let first = vec![0x5a; bytes];
+            same!(sys::write(c, &first)?, bytes, "the first bytes");
+            let s = sys::accept(l, libc::SOCK_CLOEXEC)?;
+            let mut got = vec![0; bytes];
+            sys::read_exact(s, &mut got)?;
+            same!(got, first, "the first bytes");
+            talk(c, s)?;
+            let before = sys::tcp_bytes(s)?;
+            talk(c, s)?;
+            ensure!(!cx.is_to_leave() || sys::tcp_bytes(s)? == before, "the connection never left TCP");
+            [l, c, s].into_iter().try_for_each(sys::close)?;
+        }
+        Ok(())
+    })?;
+    reap(pid)?;
     cx.warm(20, 0)
 }
 
