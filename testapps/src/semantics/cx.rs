@@ -33,6 +33,18 @@ pub fn untried(why: &str) -> Res {
     Err(Why(format!("{UNTRIED}{why}")))
 }
 
+/// How the text of a check begins that held but for the time it took: the machine may have been at something else.
+pub const LATE: &str = "late: ";
+
+/// What took so many milliseconds was to take `lo` to `hi`.
+pub fn between(what: &str, took: u64, lo: u64, hi: u64) -> Res {
+    match took {
+        _ if took + 1 < lo => Err(Why(format!("{what} took {took} ms, not {lo} to {hi}"))),
+        _ if took > hi => Err(Why(format!("{LATE}{what} took {took} ms, not {lo} to {hi}"))),
+        _ => Ok(()),
+    }
+}
+
 /// What a check returns.
 pub type Res = Result<(), Why>;
 

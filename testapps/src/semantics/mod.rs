@@ -30,7 +30,7 @@ mod waiting;
 
 use crate::args::Args;
 use crate::sys;
-use cx::{Cx, Op, Res, Why, UNTRIED};
+use cx::{Cx, Op, Res, Why, LATE, UNTRIED};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -73,8 +73,8 @@ fn all() -> Vec<Check> {
 /// `--two`: the other end is in another process. `--accept`: the end under test accepts.
 /// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes beginnings of names, with commas
 /// between them. `--known`: checks that may fail. `--skip`: checks not to run. `--again`: a check that fails is tried so
-/// many times more, and counts as skipped if it holds then; wrong bytes fail at once. What the kernel or the user does
-/// not let be tried counts as skipped, too.
+/// many times more, and counts as skipped if it holds then; wrong bytes fail at once. What was merely late gets two more
+/// tries, and passes if one is in time. What the kernel or the user does not let be tried counts as skipped, too.
 pub fn run(a: &Args) -> i32 {
     let only = a.text("only", "");
     let skip = a.text("skip", "");
@@ -94,14 +94,14 @@ pub fn run(a: &Args) -> i32 {
     let known = a.text("known", "");
     let (mut good, mut bad, mut skipped) = (0, 0, skip.split(',').filter(|s| !s.is_empty()).count() as i32);
     for (name, f) in checks {
-        let mut result = apart(f, a);
+        let mut result = in_time(name, f, a);
         for _ in 0..a.num("again", 0) {
             match &result {
                 Err(Why(w))
                     if !w.contains("differs") && !w.starts_with(UNTRIED) && !known.split(',').any(|k| k == name) =>
                 {
                     println!("AGAIN {name}: {w}");
-                    let next = apart(f, a);
+                    let next = in_time(name, f, a);
                     if next.is_ok() {
                         skipped += 1;
                         good -= 1;
@@ -132,6 +132,17 @@ pub fn run(a: &Args) -> i32 {
     }
     println!("{good} passed, {bad} failed, {skipped} skipped");
     (bad > 0 || good == 0) as i32
+}
+
+/// Runs one check, up to three times as long as it is merely late.
+fn in_time(name: &str, f: fn(&mut Cx) -> Res, a: &Args) -> Res {
+    for _ in 0..2 {
+        match apart(f, a) {
+            Err(Why(w)) if w.starts_with(LATE) => println!("AGAIN {name}: {w}"),
+            result => return result,
+        }
+    }
+    apart(f, a)
 }
 
 /// Runs one check in a process of its own.

@@ -1,7 +1,7 @@
 //! `poll` and `select`.
 
 use super::basic::ms;
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{between, Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{POLLIN, POLLOUT, POLLRDHUP};
@@ -22,11 +22,6 @@ pub const CHECKS: &[Check] = &[
     ("select-read-write", select_rw),
     ("select-timeout", select_timeout),
 ];
-
-pub(super) fn between(what: &str, took: u64, lo: u64, hi: u64) -> Res {
-    ensure!(took + 1 >= lo && took <= hi, "{what} took {took} ms, not {lo} to {hi}");
-    Ok(())
-}
 
 fn poll_in(cx: &mut Cx) -> Res {
     same!(sys::poll1(cx.fd, POLLIN, 0)?, 0, "poll of nothing");

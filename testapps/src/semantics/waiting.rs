@@ -1,8 +1,7 @@
 //! `epoll`.
 
 use super::basic::ms;
-use super::cx::{untried, Cx, Op, Res, Why};
-use super::polling::between;
+use super::cx::{between, untried, Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
