@@ -33,7 +33,8 @@ pub fn untried(why: &str) -> Res {
     Err(Why(format!("{UNTRIED}{why}")))
 }
 
-/// How the text of a check begins that held but for the time it took: the machine may have been at something else.
+/// How the text of a check begins that held but for the time it took, or for what the library makes of such times: the
+/// machine may have been at something else.
 pub const LATE: &str = "late: ";
 
 /// What took so many milliseconds was to take `lo` to `hi`.
