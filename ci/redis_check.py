@@ -29,6 +29,10 @@ class Failed(Exception):
     """A check found something wrong."""
 
 
+class Low(Failed):
+    """All was right, but too little of it was on rings."""
+
+
 class Setting:
     """Which side is preloaded, with which settings, and what the reports must then show."""
 
@@ -147,7 +151,7 @@ class Check:
             if not self.setting.rings and (ring_bytes(t) or t["upgraded"]):
                 raise Failed(f"{text}, expected none: {t}")
             if self.setting.rings and share(t) < self.wanted:
-                raise Failed(f"{text}, {t['upgraded']} of {t['connections']} upgraded: {self.reports.logs()[:3]}")
+                raise Low(f"{text}, {t['upgraded']} of {t['connections']} upgraded: {self.reports.logs()[:3]}")
             texts.append(text)
             moved.append(all_bytes(t))
         # What the clients counted the server must have counted; it also had a few questions of ours.
@@ -313,9 +317,11 @@ def check_bench(c, a, runs):
         text = f"{name}: " + "/".join(str(int(float(x.split(",")[1].strip('"')))) for x in rows)
         if c.setting.rings:
             t, silent = c.reports.totals([p.pid])
-            if silent or share(t) < c.wanted:
+            if silent:
+                raise Failed(f"redis-benchmark {name}: no report")
+            if share(t) < c.wanted:
                 n_up = f"{t['upgraded']} of {t['connections']} upgraded"
-                raise Failed(f"redis-benchmark {name}: {share(t) * 100:.2f} % on rings, {n_up}")
+                raise Low(f"redis-benchmark {name}: {share(t) * 100:.2f} % on rings, {n_up}")
             text += f" {share(t) * 100:.1f} %"
         texts.append(text)
     return "ops/s SET/GET " + ", ".join(texts)
@@ -379,23 +385,36 @@ def plan(a):
 
 
 def run_one(name, setting, function, more, a, python, folder):
-    """One check; whether it passed."""
-    wanted = WANTED_SHARE_FULL if a.full else WANTED_SHARE_FAST
-    c = Check(setting, python, os.path.join(folder, name.replace("/", "-")), wanted)
+    """One check; whether it passed. Where it takes a second or two, as in the fast tier, a pause of the machine while
+    connections move is a good part of it: that alone gets another try."""
+    place = os.path.join(folder, name.replace("/", "-"))
+    for last, at in [(True, place)] if a.full else [(False, place), (True, place + "-again")]:
+        c = Check(setting, python, at, WANTED_SHARE_FULL if a.full else WANTED_SHARE_FAST)
+        try:
+            return attempt(name, function, more, a, c)
+        except Low as e:
+            print(f"{'FAIL' if last else 'AGAIN'} {name}: {e}", flush=True)
+        finally:
+            c.stop()
+            for p in c.others:
+                stop(p, 1)
+    return False
+
+
+def attempt(name, function, more, a, c):
+    """As `run_one`, for one try."""
     began = time.monotonic()
     try:
         text = function(c, a, **more)
         text += "; " + c.verdict()
         print(f"PASS {name}: {text} ({time.monotonic() - began:.1f} s)", flush=True)
         return True
+    except Low:
+        raise
     except Failed as e:
         print(f"FAIL {name}: {e}", flush=True)
     except Exception:  # a check that breaks has failed, and the others go on
         print(f"FAIL {name}: {traceback.format_exc(limit=3)}", flush=True)
-    finally:
-        c.stop()
-        for p in c.others:
-            stop(p, 1)
     return False
 
 
