@@ -1,6 +1,6 @@
 //! What a return to TCP must not change: ends, hang-ups, and who has to wait for whom.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::procs::{bye, child, reap};
 use super::unread::{quick, unread, OURS};
 use super::Check;
@@ -79,12 +79,12 @@ fn child_takes_nothing(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// Gives this process an order (`off`: its connections return), if it is preloaded, and the command is where this program is.
-/// What has no room in the kernel is still on its way then.
+/// Gives this process an order (`off`: its connections return), if it is preloaded. What has no room in the kernel is still
+/// on its way then.
 fn order(what: &str) -> Res {
     let command = std::env::current_exe().map_err(|e| Why(e.to_string()))?.with_file_name("ringsock");
     if !command.exists() {
-        return Ok(());
+        return untried("the command `ringsock` is not beside this program");
     }
     let me = std::process::id().to_string();
     let mut told = std::process::Command::new(command)
@@ -118,6 +118,8 @@ struct Sender {
     orders: i32,
     answers: i32,
     sent: u64,
+    /// What TCP had brought before all that.
+    by_tcp: u64,
 }
 
 impl Sender {
@@ -143,10 +145,26 @@ impl Sender {
             util::pause_ms((i % 10 == 9).into());
         }
         ensure!(away || !cx.is_to_leave(), "the sender's connection never left TCP");
+        let by_tcp = sys::tcp_bytes(fd)?.1;
         sys::write_all(fd, &[0; 16])?;
         let mut sent = [0; 8];
         same!(sys::read(answers, &mut sent)?, 8, "what the sender says");
-        Ok(Sender { pid, fd, listener, orders, answers, sent: u64::from_ne_bytes(sent) })
+        Ok(Sender { pid, fd, listener, orders, answers, sent: u64::from_ne_bytes(sent), by_tcp })
+    }
+
+    /// Has the connection return; where `cx`'s must leave TCP, a part has come back when this ends, and not all.
+    fn bring_back(&self, cx: &Cx) -> Res {
+        order("off")?;
+        let mut came = 0;
+        for _ in 0..500 {
+            came = sys::tcp_bytes(self.fd)?.1 - self.by_tcp;
+            if came > 10_000 || !cx.is_to_leave() {
+                break;
+            }
+            util::pause_ms(2);
+        }
+        ensure!(!cx.is_to_leave() || (10_000..self.sent).contains(&came), "{came} of {} bytes came by TCP", self.sent);
+        Ok(())
     }
 
     fn run(port: u16, hear: i32, say: i32) -> Res {
@@ -217,7 +235,7 @@ impl Sender {
 /// A connection comes back to TCP, which has no room for all that is in the ring, and who sent that is killed: it was sent.
 fn sender_killed(cx: &mut Cx) -> Res {
     let s = Sender::start(cx)?;
-    order("off")?;
+    s.bring_back(cx)?;
     sys::kill(s.pid, libc::SIGKILL)?;
     sys::waitpid(s.pid)?;
     s.take_all()?;
@@ -230,7 +248,7 @@ fn sender_killed(cx: &mut Cx) -> Res {
 fn linger_while_it_returns(cx: &mut Cx) -> Res {
     for (set, ends) in [((0, 0), Ok(0)), ((1, 9), Ok(0)), ((1, 0), Err(libc::ECONNRESET))] {
         let s = Sender::start(cx)?;
-        order("off")?;
+        s.bring_back(cx)?;
         same!(s.order(LINGER, set.0, set.1)?, [set.0, set.1], "SO_LINGER in the middle of a return");
         s.take_all()?;
         util::pause_ms(50);
