@@ -44,6 +44,7 @@ static TID: AtomicU32 = AtomicU32::new(0);
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 static PROVIDE_BELLS: AtomicBool = AtomicBool::new(false);
+static CENSUS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
 /// How long an end looks for the other with all its might: the first time, and later.
@@ -112,6 +113,15 @@ pub fn provide_bells() {
     }
 }
 
+/// Asks for [`crate::spin::census`]; not if there is no thread for it.
+pub fn ask_census() -> bool {
+    let there = STATE.load(Relaxed) == 2;
+    if there && !CENSUS.swap(true, AcqRel) {
+        bell::ring(0);
+    }
+    there
+}
+
 /// Has the thread listen to the bell that forked children ring. Where there is no thread yet, it will.
 pub fn watch_visitors(bell: c_int) {
     let epfd = EPFD.load(Acquire);
@@ -146,6 +156,7 @@ pub fn reset_after_fork() {
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
     PROVIDE_BELLS.store(false, Relaxed);
+    CENSUS.store(false, Relaxed);
     EPFD.store(-1, Relaxed);
 }
 
@@ -436,7 +447,8 @@ impl Bg {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
         while !END.load(SeqCst) {
             bell::sleep_begin(0);
-            let asked = END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst);
+            let asked =
+                END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst) || CENSUS.load(SeqCst);
             let idle = !asked && INBOX.load(SeqCst).is_null() && !link::any_hints(0);
             let timeout = if idle { self.timeout() } else { 0 };
             // SAFETY: `evs` has room for its length.
@@ -466,6 +478,10 @@ impl Bg {
             }
             if PROVIDE_BELLS.swap(false, SeqCst) {
                 bell::provide();
+            }
+            // Whoever asks after this is not answered by it.
+            if CENSUS.swap(false, SeqCst) {
+                crate::spin::census();
             }
             self.rdma_events(rang);
             self.inbox();

@@ -4,8 +4,8 @@
 //! waits for takes longer, perhaps because the peer would need this very processor. That is a matter of the
 //! thread and of whom it talks to. Or others want the *processors*: then a thread that spins uses up its
 //! turn, and is made to wait for milliseconds when it has something to do, where one that sleeps is served at
-//! once. That is a matter of the whole process. Either way nobody spins for a while, and for a longer one each time
-//! in a row. After it a spin is tried again, because two ends that both sleep can never find out that
+//! once. That is a matter of the whole process ([`crowd`]). Either way nobody spins for a while, and for a longer one each
+//! time in a row. After it a spin is tried again, because two ends that both sleep can never find out that
 //! both would have been quick.
 //!
 //! A processor that was gone for a moment without a switch to another thread was taken by an interrupt or by the
@@ -19,10 +19,13 @@ use crate::config::{self, Spin};
 use crate::sync::now_ns;
 use crate::sys::sys;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 
 mod apart;
+mod crowd;
 pub use apart::SERVES;
+pub use crowd::census;
+use crowd::{Crowd, CROWD};
 
 const US: i64 = 1_000;
 const MS: i64 = 1_000_000;
@@ -84,46 +87,12 @@ impl Luck {
     }
 }
 
-/// What the process has learnt of the processors.
-struct Crowd {
-    /// Nobody spins before this moment.
-    until: AtomicI64,
-    /// How long the last pause was.
-    pause: AtomicI64,
-}
-
-impl Crowd {
-    const PAUSES: (i64, i64) = (2 * MS, 256 * MS);
-    /// Who meets others only so long after the last pause starts anew.
-    const FORGET: i64 = 50 * MS;
-
-    const fn new() -> Crowd {
-        Crowd { until: AtomicI64::new(0), pause: AtomicI64::new(0) }
-    }
-
-    fn until(&self) -> i64 {
-        self.until.load(Relaxed)
-    }
-
-    fn met(&self, now: i64) {
-        let (until, pause) = (self.until.load(Relaxed), self.pause.load(Relaxed));
-        if now < until {
-            return;
-        }
-        let again = now - until < Crowd::FORGET.max(8 * pause);
-        let pause = if again { (2 * pause).clamp(Crowd::PAUSES.0, Crowd::PAUSES.1) } else { Crowd::PAUSES.0 };
-        self.pause.store(pause, Relaxed);
-        self.until.store(now + pause, Relaxed);
-    }
-}
-
 thread_local! {
     static LUCK: Cell<Luck> = const { Cell::new(Luck::new()) };
     /// How often this thread had lost its processor when that was looked at last.
     static LOST: Cell<i64> = const { Cell::new(0) };
 }
 
-static CROWD: Crowd = Crowd::new();
 static CPUS: AtomicU32 = AtomicU32::new(0);
 
 fn cpus() -> u32 {
@@ -156,11 +125,11 @@ fn others_ran(ns: i64, now: i64, came: bool) -> Option<bool> {
     // The peer may be about to go: that is told from others only by the end of it.
     let short = ns < TURN && luck.turns <= Luck::TURNS;
     let mine = !apart::SERVES.load(Relaxed) || luck.turns > Luck::TURNS / 2;
-    if short && came && mine && apart::part(now) {
+    if short && came && mine && apart::may_part(now) && crowd::has_room(now) && apart::part(now) {
         luck.turns = 0;
     } else if !short {
         luck.turns = 0;
-        CROWD.met(now);
+        crowd::met(now);
     }
     LUCK.set(luck);
     (came || !short).then_some(came)
@@ -185,7 +154,7 @@ pub fn spin(mut done: impl FnMut() -> bool, mut slow: impl FnMut() -> bool) -> b
         return done();
     }
     let mut begun = now_ns();
-    if auto && begun < CROWD.until().max(LUCK.get().until) {
+    if auto && (begun < CROWD.until().max(LUCK.get().until) || !crowd::is_over()) {
         return done();
     }
     let learn = |f: &dyn Fn(&mut Luck)| {
@@ -338,25 +307,5 @@ mod tests {
         assert_eq!(l.until, 0);
         (0..5).for_each(|_| l.miss(MS));
         assert!(l.until > 0);
-    }
-
-    #[test]
-    fn where_others_want_the_processors_little_is_spun() {
-        let c = Crowd::new();
-        let (mut now, mut spun) = (0, 0);
-        while now < 10_000 * MS {
-            if now >= c.until.load(Relaxed) {
-                // A turn of ours, and one of theirs.
-                now += 6 * MS;
-                spun += 6 * MS;
-                c.met(now);
-            }
-            now += 20 * US;
-        }
-        assert!(spun < 400 * MS, "{spun}");
-        // A short trouble costs little.
-        now += 3_000 * MS;
-        c.met(now);
-        assert_eq!(c.until.load(Relaxed) - now, Crowd::PAUSES.0);
     }
 }

@@ -6,6 +6,9 @@ use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Which programs of the second variant of a pair are preloaded.
@@ -53,6 +56,8 @@ pub struct Case {
     pub metrics: &'static [Metric],
     /// Runs of each variant in a round: several short ones tell more where runs differ among themselves.
     pub runs: usize,
+    /// Beside as many threads that never sleep as there are processors.
+    pub busy: bool,
 }
 
 /// What all cases share.
@@ -171,6 +176,32 @@ impl Drop for Kid {
     }
 }
 
+/// Threads that never sleep, one for each processor.
+struct Busy(Arc<AtomicBool>, Vec<JoinHandle<()>>);
+
+impl Busy {
+    fn new() -> Busy {
+        let end = Arc::new(AtomicBool::new(false));
+        let burn = |end: Arc<AtomicBool>| {
+            move || {
+                while !end.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }
+        };
+        let n = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = (0..n).map(|_| std::thread::spawn(burn(end.clone()))).collect();
+        Busy(end, threads)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+        self.1.drain(..).for_each(|t| drop(t.join()));
+    }
+}
+
 fn last_json(mut out: BufReader<ChildStdout>) -> Result<Value, String> {
     let mut text = String::new();
     out.read_to_string(&mut text).map_err(|e| e.to_string())?;
@@ -244,6 +275,7 @@ pub fn print_head() {
 /// Measures one case: a row for each metric.
 pub fn measure(c: &Case, s: &Setting, rounds: usize) -> Result<Vec<Value>, String> {
     let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
+    let _busy = c.busy.then(Busy::new);
     for round in 0..rounds * c.runs {
         // Neither is always the first.
         for i in [round % 2, 1 - round % 2] {

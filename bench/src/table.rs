@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 fn case(kind: &str, size: usize, count: usize, preload: Preload) -> Case {
     let job = Job { kind: kind.into(), size, count, warm: WARM };
     let expect = if preload == Preload::Verbs { Expect::Ring } else { Expect::Any };
-    Case { name: String::new(), job, preload, expect, metrics: &[], runs: 1 }
+    Case { name: String::new(), job, preload, expect, metrics: &[], runs: 1, busy: false }
 }
 
 /// Long enough for the link to be there before anything is measured.

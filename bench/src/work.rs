@@ -233,18 +233,18 @@ fn pingpong(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, j.kind == "epoll")?;
     warm_up(&mut e, j)?;
     let (mut b, mut ns) = (vec![3; j.size], Vec::with_capacity(j.count));
-    let start = cpu();
+    let (start, begun) = (cpu(), Instant::now());
     for _ in 0..j.count {
         let t = Instant::now();
         e.trip(&mut b)?;
         ns.push(t.elapsed().as_nanos() as u64);
     }
-    let used = cpu() - start;
+    let (used, took) = (cpu() - start, begun.elapsed().as_secs_f64());
     if b.iter().any(|&x| x != 3) {
         return Err(io::Error::other("other bytes came back"));
     }
     let (median, p99) = percentiles(ns);
-    Ok(json!({ "median": median, "p99": p99, "cpu": used, "messages": 2 * j.count }))
+    Ok(json!({ "median": median, "p99": p99, "rate": j.count as f64 / took, "cpu": used, "messages": 2 * j.count }))
 }
 
 /// Messages by functions of their own, in which callgrind counts instructions, [`COUNTED`]: exchanged one by one, or all of

@@ -1,0 +1,197 @@
+//! What the process has learnt of the processors: whether others want them.
+//!
+//! To find out by spinning costs a turn each time, some milliseconds, and does lasting harm: a pair that has spun is two
+//! threads that never sleep, so the kernel puts them on different processors, beside whoever is busy there, and each of
+//! their wake-ups waits for that one from then on. Left to sleep they take turns on one processor, as TCP's ends do, and
+//! the others have the rest. So who has met others does not try again before a *census*: the background thread asks the
+//! kernel how many threads run or want to. If they are more than the processors, that counts as having met them once more.
+
+use super::{cpus, MS, US};
+use crate::log::{log, Level};
+use crate::sync::{now_ns, timespec_of};
+use crate::sys::sys;
+use crate::textfile::TextFile;
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
+
+/// A pause that becomes longer with each trouble in a row.
+pub struct Crowd {
+    /// Nothing is tried before this moment.
+    pub(super) until: AtomicI64,
+    /// How long the last pause was.
+    pause: AtomicI64,
+}
+
+impl Crowd {
+    pub(super) const PAUSES: (i64, i64) = (2 * MS, 256 * MS);
+    /// Who meets trouble only so long after the last pause starts anew.
+    const FORGET: i64 = 50 * MS;
+
+    pub const fn new() -> Crowd {
+        Crowd { until: AtomicI64::new(0), pause: AtomicI64::new(0) }
+    }
+
+    pub fn until(&self) -> i64 {
+        self.until.load(Relaxed)
+    }
+
+    pub fn met(&self, now: i64) {
+        let (until, pause) = (self.until.load(Relaxed), self.pause.load(Relaxed));
+        if now < until {
+            return;
+        }
+        let again = now - until < Crowd::FORGET.max(8 * pause);
+        let pause = if again { (2 * pause).clamp(Crowd::PAUSES.0, Crowd::PAUSES.1) } else { Crowd::PAUSES.0 };
+        self.pause.store(pause, Relaxed);
+        self.until.store(now + pause, Relaxed);
+    }
+}
+
+/// While others want the processors.
+pub static CROWD: Crowd = Crowd::new();
+/// Others were met since the last census, or there was none.
+static DOUBT: AtomicBool = AtomicBool::new(true);
+/// When a census found room last.
+static ROOM: AtomicI64 = AtomicI64::new(0);
+/// How long that is believed.
+const BELIEVED: i64 = 20 * MS;
+/// A census looks so often, with such pauses, before it says that there are too many.
+const LOOKS: usize = 4;
+const BETWEEN: i64 = 100 * US;
+
+/// Others want the processors: nobody spins for a while.
+pub fn met(now: i64) {
+    DOUBT.store(true, Relaxed);
+    CROWD.met(now);
+}
+
+/// Whether one may spin again, after the pause. If it is in doubt it will be known soon.
+pub fn is_over() -> bool {
+    !DOUBT.load(Relaxed) || !crate::bg::ask_census()
+}
+
+/// Whether a thread that leaves its processor finds one that is free. If it is not known it will be soon.
+pub fn has_room(now: i64) -> bool {
+    now - ROOM.load(Relaxed) < BELIEVED || !crate::bg::ask_census()
+}
+
+/// How many threads run or want to, in this machine.
+fn running() -> Option<u32> {
+    let text = TextFile::read(b"/proc/loadavg\0", 4096).ok()?;
+    let field = text.bytes().split(|b| *b == b' ').nth(3)?;
+    core::str::from_utf8(field.split(|b| *b == b'/').next()?).ok()?.parse().ok()
+}
+
+/// How many processors this machine has, from a list such as `0-3,6`.
+fn count(list: &str) -> Option<u32> {
+    let number = |n: &str| n.parse::<u32>().ok();
+    list.trim_end().split(',').try_fold(0u32, |sum, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(sum + number(last)?.checked_sub(number(first)?)? + 1)
+    })
+}
+
+fn processors() -> Option<u32> {
+    let text = TextFile::read(b"/sys/devices/system/cpu/online\0", 64 << 10).ok()?;
+    count(core::str::from_utf8(text.bytes()).ok()?)
+}
+
+/// Whether more than `all` want a processor, by `LOOKS` looks: others that only happen to run, such as a peer's background
+/// thread, are gone at the next one.
+fn is_crowded(all: u32, look: impl FnMut() -> u32) -> bool {
+    core::iter::repeat_with(look).take(LOOKS).all(|others| others > all)
+}
+
+/// Asks the kernel. By the background thread; where the kernel does not say, there is room.
+pub fn census() {
+    let mut pause = false;
+    let look = || {
+        if core::mem::replace(&mut pause, true) {
+            let ts = timespec_of(BETWEEN);
+            // SAFETY: `ts` is readable, and nothing is to be written.
+            let _ = unsafe { sys!(libc::SYS_nanosleep, &raw const ts, 0usize) };
+        }
+        // Who asks runs, too.
+        running().unwrap_or(1).saturating_sub(1)
+    };
+    let crowded = is_crowded(processors().unwrap_or_else(cpus), look);
+    let now = now_ns();
+    if crowded {
+        met(now);
+    } else {
+        DOUBT.store(false, Relaxed);
+        ROOM.store(now, Relaxed);
+    }
+    log(Level::Trace, format_args!("others want the processors: {crowded}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_others_want_the_processors_little_is_spun() {
+        let c = Crowd::new();
+        let (mut now, mut spun) = (0, 0);
+        while now < 10_000 * MS {
+            if now >= c.until() {
+                // A turn of ours, and one of theirs.
+                now += 6 * MS;
+                spun += 6 * MS;
+                c.met(now);
+            }
+            now += 20 * US;
+        }
+        assert!(spun < 400 * MS, "{spun}");
+        // A short trouble costs little.
+        now += 3_000 * MS;
+        c.met(now);
+        assert_eq!(c.until() - now, Crowd::PAUSES.0);
+    }
+
+    #[test]
+    fn who_runs_for_a_moment_is_no_crowd() {
+        let seen = |looks: &[u32]| {
+            let mut looks = looks.iter().cycle();
+            is_crowded(2, || *looks.next().unwrap())
+        };
+        assert!(seen(&[3]) && seen(&[4, 3]));
+        assert!(!seen(&[2]) && !seen(&[4, 3, 3, 2]));
+    }
+
+    #[test]
+    fn others_who_never_sleep_are_a_crowd() {
+        let end = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for _ in 0..=processors().unwrap() {
+                s.spawn(|| {
+                    while !end.load(Relaxed) {
+                        core::hint::spin_loop();
+                    }
+                });
+            }
+            let until = now_ns() + 10_000 * MS;
+            let mut seen = false;
+            while !seen && now_ns() < until {
+                let now = now_ns();
+                census();
+                seen = CROWD.until() > now;
+            }
+            end.store(true, Relaxed);
+            assert!(seen);
+        });
+    }
+
+    #[test]
+    fn processors_are_counted() {
+        assert_eq!(count("0\n"), Some(1));
+        assert_eq!(count("0-3,6,8-9\n"), Some(7));
+        assert_eq!(count("3-1\n"), None);
+        assert_eq!(count("\n"), None);
+        assert!(processors().is_some_and(|n| n >= cpus()));
+    }
+
+    #[test]
+    fn who_runs_is_counted() {
+        assert!(running().is_some_and(|n| n >= 1));
+    }
+}
