@@ -609,6 +609,7 @@ impl Bg {
             // Who only sends must not wait until somebody reads what stands before a mark.
             pump::hurry(&mut c.lock_both());
             self.stir(c);
+            crate::process::reset_doomed(c);
             self.leave_ended(c);
             // What stands before a mark is in the way of the return, until somebody reads it.
             let rx = c.lock_rx();

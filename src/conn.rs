@@ -159,6 +159,8 @@ pub struct Conn {
     pub visited: AtomicBool,
     /// Such a process asks its owner to bring it back to TCP.
     pub wanted: AtomicBool,
+    /// A child that is about to hand it on could not wait any longer: the owner is to reset it.
+    pub doomed: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
     /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes.
@@ -275,6 +277,7 @@ impl Conn {
             &mut self.unconfirmable,
             &mut self.hold,
             &mut self.wanted,
+            &mut self.doomed,
             &mut self.hurry,
         ] {
             *b.get_mut() = false;

@@ -10,7 +10,7 @@ use crate::rendezvous as rv;
 use crate::stats::Why;
 use crate::sys::{self, sys};
 use crate::{arena, poll, streams, table};
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
 /// Owner of such a record: no process (`process::life` is odd).
@@ -206,20 +206,49 @@ const GIVEN_WORDS: usize = 1024;
 /// Numbers that file actions of `posix_spawn` have named, for whatever child: one bit each. (Those above count as named.)
 static GIVEN: [AtomicU64; GIVEN_WORDS] = [const { AtomicU64::new(0) }; GIVEN_WORDS];
 
-/// A child that is spawned may get `fd` under another number.
-pub fn give(fd: c_int) {
+/// What file actions have named a number, by their address; 0: none. The latest ones.
+struct Action {
+    acts: AtomicUsize,
+    fd: AtomicI32,
+}
+
+static ACTIONS: [Action; 64] = [const { Action { acts: AtomicUsize::new(0), fd: AtomicI32::new(-1) } }; 64];
+static NEXT_ACTION: AtomicUsize = AtomicUsize::new(0);
+
+/// File actions at that address are new.
+pub fn new_actions(acts: usize) {
+    for a in &ACTIONS {
+        let _ = a.acts.compare_exchange(acts, 0, Relaxed, Relaxed);
+    }
+}
+
+/// A child that is spawned with `acts` gets `fd` under another number.
+pub fn give(acts: usize, fd: c_int) {
     if let Some(word) = usize::try_from(fd).ok().and_then(|n| GIVEN.get(n / 64)) {
         word.fetch_or(1 << (fd % 64), Relaxed);
     }
+    let a = &ACTIONS[NEXT_ACTION.fetch_add(1, Relaxed) % ACTIONS.len()];
+    a.acts.store(0, Relaxed);
+    a.fd.store(fd, Relaxed);
+    a.acts.store(acts, Release);
 }
 
 /// Whether a child may have got the connection so.
 pub fn is_given(c: &Conn) -> bool {
-    let is = |fd: c_int| match usize::try_from(fd).ok().map(|n| (GIVEN.get(n / 64), n % 64)) {
+    any_number(c, |fd| match usize::try_from(fd).ok().map(|n| (GIVEN.get(n / 64), n % 64)) {
         Some((Some(word), bit)) => word.load(Relaxed) & (1 << bit) != 0,
         Some((None, _)) => true,
         None => false,
-    };
+    })
+}
+
+/// Whether `acts` give it, as far as that is remembered.
+pub fn is_given_by(acts: usize, c: &Conn) -> bool {
+    let gives = |fd: c_int| ACTIONS.iter().any(|a| a.acts.load(Acquire) == acts && a.fd.load(Relaxed) == fd);
+    acts != 0 && any_number(c, gives)
+}
+
+fn any_number(c: &Conn, is: impl Fn(c_int) -> bool) -> bool {
     if c.local().fds.load(Relaxed) <= 1 {
         return is(c.local().fd.load(Relaxed));
     }

@@ -101,18 +101,23 @@ pub unsafe fn found(file: *const c_char, place: &mut [u8; libc::PATH_MAX as usiz
     unsafe { foreign::search(file, place) }
 }
 
+/// `posix_spawn_file_actions_init(3)`.
+pub fn spawn_begins(acts: *const c_void) {
+    foreign::new_actions(acts as usize);
+}
+
 /// `posix_spawn_file_actions_adddup2(3)`: a child may get this fd.
-pub fn spawn_gives(fd: c_int) {
-    foreign::give(fd);
+pub fn spawn_gives(acts: *const c_void, fd: c_int) {
+    foreign::give(acts as usize, fd);
 }
 
 /// Before `posix_spawn(3)`. True: [`spawned`] is to be called after it.
 ///
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
-pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char) -> bool {
+pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char, acts: *const c_void) -> bool {
     // SAFETY: the caller's promise.
-    process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare()
+    process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare(acts as usize)
 }
 
 /// A child that cannot be preloaded has been spawned, or (0) was not.

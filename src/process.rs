@@ -413,6 +413,8 @@ pub fn exec_prepare() {
     // What a new image gets as its standard input or output it is going to use. The rest it asks for, if
     // it is preloaded (`foreign`).
     give_up_all(crate::streams::STANDARD.filter_map(table::conn), Why::Forked);
+    let late = now_ns() + PATIENCE_NS;
+    crate::streams::STANDARD.filter_map(table::conn).for_each(|c| await_parents(c, late));
     // No upgrade begins from here on; one that is just beginning has its connection's locks.
     let first = !EXECUTING.swap(true, SeqCst);
     each_held(|c| {
@@ -462,16 +464,21 @@ pub fn exec_prepare() {
     write_report();
 }
 
-/// Before a child is spawned that cannot be preloaded: what it inherits comes home. Says whether there is anything.
-pub fn spawn_prepare() -> bool {
+/// Before a child is spawned that cannot be preloaded, with the file actions at `acts` or none (0): what it inherits comes
+/// home. Says whether there is anything.
+pub fn spawn_prepare(acts: usize) -> bool {
     if is_guest() {
         return false;
     }
-    let until = now_ns() + 1_000_000_000;
+    let began = now_ns();
     let mut any = false;
     let token = new_token();
     each_held(|c| {
-        let passes = !close_on_exec(c) || crate::foreign::is_given(c);
+        let given = crate::foreign::is_given_by(acts, c);
+        let passes = !close_on_exec(c) || given || crate::foreign::is_given(c);
+        // What it gets by a file action it is going to use, and what it sends must not stand where bytes are missing. The rest
+        // it may have only because nobody has closed it.
+        let until = began + if given { PATIENCE_NS } else { 1_000_000_000 };
         if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && passes {
             any = true;
             if c.is_inherited() {
@@ -490,6 +497,11 @@ pub fn spawn_prepare() -> bool {
                 visit::await_rest(c, until);
                 leave_to_kernel(c);
                 hand_over(c, until);
+                if given {
+                    reset_abroad(c);
+                }
+            } else if given {
+                await_parents(c, until);
             }
         }
     });
@@ -660,6 +672,26 @@ fn reset_abroad(c: &'static Conn) {
     if c.phase() == Phase::Managed && !c.has_ended(END_EOF) && !visit::is_home(b) {
         reset_late(b);
         pump::disconnect(c);
+    }
+}
+
+/// Waits for a connection that is the parent's to come home; if it does not, the parent is to reset it, as [`reset_abroad`]
+/// would.
+fn await_parents(c: &'static Conn, until: i64) {
+    let abroad = || c.is_inherited() && c.phase() == Phase::Away;
+    while abroad() && !visit::settle(c) {
+        if now_ns() >= until {
+            c.doomed.store(true, SeqCst);
+            visit::settle(c);
+            return pump::disconnect(c);
+        }
+    }
+}
+
+/// The owner's part of that.
+pub fn reset_doomed(c: &'static Conn) {
+    if c.doomed.swap(false, SeqCst) {
+        reset_abroad(c);
     }
 }
 

@@ -127,9 +127,15 @@ unsafe fn exec_found(file: *const c_char, envp: Strings, real: impl FnOnce() -> 
 
 /// As [`exec`], for a child that somebody else makes.
 #[inline(always)]
-unsafe fn spawn(pid: *mut pid_t, path: *const c_char, envp: Strings, real: impl FnOnce(*mut pid_t) -> c_int) -> c_int {
+unsafe fn spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    envp: Strings,
+    acts: Opaque,
+    real: impl FnOnce(*mut pid_t) -> c_int,
+) -> c_int {
     let mut child = 0;
-    let held = keep_errno(|| ops::spawn_prepare(path, envp));
+    let held = keep_errno(|| ops::spawn_prepare(path, envp, acts));
     let result = real(&mut child);
     if held {
         keep_errno(|| ops::spawned(if result == 0 { child } else { 0 }));
@@ -147,7 +153,7 @@ hook! {
     fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, acts: Opaque, attr: Opaque, argv: Strings, envp: Strings,
     ) -> c_int {
-        spawn(pid, path, envp, |pid| real(pid, path, acts, attr, argv, envp))
+        spawn(pid, path, envp, acts, |pid| real(pid, path, acts, attr, argv, envp))
     }
 }
 hook! {
@@ -156,12 +162,18 @@ hook! {
     ) -> c_int {
         let mut place = [0; libc::PATH_MAX as usize];
         let path = keep_errno(|| ops::found(file, &mut place));
-        spawn(pid, path, envp, |pid| real(pid, file, acts, attr, argv, envp))
+        spawn(pid, path, envp, acts, |pid| real(pid, file, acts, attr, argv, envp))
+    }
+}
+hook! {
+    fn posix_spawn_file_actions_init(acts: *mut core::ffi::c_void) -> c_int {
+        ops::spawn_begins(acts);
+        real(acts)
     }
 }
 hook! {
     fn posix_spawn_file_actions_adddup2(acts: *mut core::ffi::c_void, fd: c_int, new: c_int) -> c_int {
-        ops::spawn_gives(fd);
+        ops::spawn_gives(acts, fd);
         real(acts, fd, new)
     }
 }

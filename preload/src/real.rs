@@ -302,8 +302,8 @@ table! {
     dprintf, __dprintf_chk, vdprintf, __vdprintf_chk,
     aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64,
     // process.rs
-    posix_spawn, posix_spawnp, posix_spawn_file_actions_adddup2, syscall, prctl, daemon, dlmopen, fork, _Fork or libc::fork,
-    vfork, clone, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
+    posix_spawn, posix_spawnp, posix_spawn_file_actions_init, posix_spawn_file_actions_adddup2,
+    syscall, prctl, daemon, dlmopen, fork, _Fork or libc::fork, vfork, clone, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,
 }
 

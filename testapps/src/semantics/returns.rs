@@ -1,11 +1,12 @@
 //! What a return to TCP must not change: ends, hang-ups, and who has to wait for whom.
 
 use super::cx::{untried, Cx, Op, Res, Why};
+use super::images::{self, How};
 use super::procs::{bye, child, reap};
 use super::unread::{quick, unread, OURS};
 use super::Check;
 use crate::{ensure, prng, same, sys, util};
-use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
 use std::os::unix::process::CommandExt;
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ pub const CHECKS: &[Check] = &[
     ("return-and-the-sender-is-killed", sender_killed),
     ("return-keeps-linger", linger_while_it_returns),
     ("exec-while-unread", exec_while_unread),
+    ("spawn-static-while-unread", |cx| started_while_unread(cx, SPAWN, 2500)),
+    ("fork-static-while-unread-for-long", |cx| started_while_unread(cx, FORK, 6500)),
     ("splice-the-rest", splice_the_rest),
 ];
 
@@ -109,6 +112,11 @@ const SEED: u64 = 77;
 const LINGER: u8 = 0;
 const CLOSE: u8 = 1;
 const EXEC: u8 = 2;
+const SPAWN: u8 = 3;
+const FORK: u8 = 4;
+
+/// A program without any library, and what it says.
+const SAYS: &[&str] = &["/bin/busybox", "printf", "0123456789"];
 
 /// A process that has sent more than TCP has room for, on a connection to this one.
 struct Sender {
@@ -189,6 +197,11 @@ impl Sender {
             let mut l = libc::linger { l_onoff: order[1].into(), l_linger: order[2].into() };
             match order[0] {
                 CLOSE => sys::close(a)?,
+                SPAWN | FORK => {
+                    let how = if order[0] == FORK { How::Fork } else { How::Spawn };
+                    same!(sys::waitpid(images::start(how, SAYS, a)?)?, 0, "status of the program");
+                    sys::close(a)?;
+                }
                 EXEC => {
                     sys::dup2(a, 9)?;
                     let shell = std::process::Command::new("/bin/sh").args(["-c", "printf 0123456789 >&9"]).exec();
@@ -272,6 +285,28 @@ fn exec_while_unread(cx: &mut Cx) -> Res {
     sys::read_exact(s.fd, &mut rest)?;
     same!(&rest, b"0123456789", "what the new program says");
     same!(sys::recv(s.fd, &mut [0; 8], 0), Ok(0), "receive behind that");
+    let pid = s.pid;
+    s.end()?;
+    reap(pid)
+}
+
+/// A program is started whose output is the connection, and that cannot be preloaded, while much of what was sent before is
+/// not read for so many milliseconds. What it says comes behind that; or, if that was too long, a reset.
+fn started_while_unread(cx: &mut Cx, how: u8, ms: u64) -> Res {
+    if !std::path::Path::new(SAYS[0]).exists() {
+        return untried(&format!("no {}", SAYS[0]));
+    }
+    let s = Sender::start(cx)?;
+    sys::write(s.orders, &[how, 0, 0])?;
+    util::pause_ms(ms);
+    s.take_all()?;
+    let mut rest = [0; 10];
+    let end = sys::recv(s.fd, &mut rest, MSG_WAITALL);
+    if ms < 5000 || !cx.is_to_leave() || end != Err(libc::ECONNRESET) {
+        same!((end, &rest), (Ok(10), b"0123456789"), "what the program says");
+        same!(sys::recv(s.fd, &mut [0; 8], 0), Ok(0), "receive behind that");
+    }
+    same!(sys::read(s.answers, &mut [0; 2])?, 2, "what the sender says");
     let pid = s.pid;
     s.end()?;
     reap(pid)
