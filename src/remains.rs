@@ -5,7 +5,7 @@
 //! host: that sends the bytes, and ends as the peer has ended. The file stays the same, with its flags and its places in
 //! epoll sets; of the names of its ends the kernel has none after a reset but its own, and that one changes.
 
-use crate::conn::{Both, Phase, END_EOF, END_FAILED, END_RESET};
+use crate::conn::{Both, Phase, END_EOF, END_FAILED, END_HUP, END_RESET, END_WRSHUT};
 use crate::log::{log, Level};
 use crate::switch::{RxPath, Switch};
 use crate::sys::{self, sys, SysResult};
@@ -55,11 +55,16 @@ pub fn settle(b: &mut Both) -> bool {
         return false;
     }
     let Some(listener) = Listener::new(fd) else { return false };
+    // What was sent to an end that is gone was answered; or the program has shut its own direction.
+    let hung_up = conn.kernel_hangup() != 0 || conn.has_ended(END_HUP | END_WRSHUT);
     pump::disconnect(conn);
     // From here on there is no way back; what goes wrong looks like a reset.
     let _ = listener.connect(fd).map(|()| listener.play(fd, &bytes, end));
     if end == End::Told {
         let _ = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    } else if end == End::Proper && hung_up {
+        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+        let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
     }
     log(
         Level::Debug,

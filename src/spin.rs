@@ -100,7 +100,7 @@ fn cpus() -> u32 {
     if n != 0 {
         return n;
     }
-    let n = apart::allowed().map_or(1, |(mask, _)| mask.iter().map(|w| w.count_ones()).sum::<u32>().max(1));
+    let n = apart::count_allowed();
     CPUS.store(n, Relaxed);
     n
 }

@@ -55,6 +55,11 @@ pub fn allowed() -> Option<(Mask, usize)> {
     Some((mask, n))
 }
 
+/// How many processors this thread may use.
+pub fn count_allowed() -> u32 {
+    allowed().map_or(1, |(mask, _)| mask.iter().map(|w| w.count_ones()).sum::<u32>().max(1))
+}
+
 fn allow(mask: &Mask, n: usize) -> bool {
     // SAFETY: `n` bytes of `mask` are readable.
     unsafe { sys!(libc::SYS_sched_setaffinity, 0, n, mask.as_ptr()) }.is_ok()

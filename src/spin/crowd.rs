@@ -6,7 +6,8 @@
 //! the others have the rest. So who has met others does not try again before a *census*: the background thread asks the
 //! kernel how many threads run or want to. If they are more than the processors, that counts as having met them once more.
 
-use super::{cpus, MS, US};
+use super::apart::count_allowed;
+use super::{MS, US};
 use crate::log::{log, Level};
 use crate::sync::{now_ns, timespec_of};
 use crate::sys::sys;
@@ -95,13 +96,19 @@ fn processors() -> Option<u32> {
     count(core::str::from_utf8(text.bytes()).ok()?)
 }
 
+/// How many processors there are, if this process may use all of them: where it has been given some for itself, what the
+/// others are busy with does not concern it.
+fn all_are_ours() -> Option<u32> {
+    processors().filter(|all| count_allowed() >= *all)
+}
+
 /// Whether more than `all` want a processor, by `LOOKS` looks: others that only happen to run, such as a peer's background
 /// thread, are gone at the next one.
 fn is_crowded(all: u32, look: impl FnMut() -> u32) -> bool {
     core::iter::repeat_with(look).take(LOOKS).all(|others| others > all)
 }
 
-/// Asks the kernel. By the background thread; where the kernel does not say, there is room.
+/// Asks the kernel. By the background thread; where it cannot be known, there is room.
 pub fn census() {
     let mut pause = false;
     let look = || {
@@ -113,7 +120,7 @@ pub fn census() {
         // Who asks runs, too.
         running().unwrap_or(1).saturating_sub(1)
     };
-    let crowded = is_crowded(processors().unwrap_or_else(cpus), look);
+    let crowded = all_are_ours().is_some_and(|all| is_crowded(all, look));
     let now = now_ns();
     if crowded {
         met(now);
@@ -160,9 +167,10 @@ mod tests {
 
     #[test]
     fn others_who_never_sleep_are_a_crowd() {
+        let Some(all) = all_are_ours() else { return };
         let end = AtomicBool::new(false);
         std::thread::scope(|s| {
-            for _ in 0..=processors().unwrap() {
+            for _ in 0..=all {
                 s.spawn(|| {
                     while !end.load(Relaxed) {
                         core::hint::spin_loop();
@@ -187,7 +195,7 @@ mod tests {
         assert_eq!(count("0-3,6,8-9\n"), Some(7));
         assert_eq!(count("3-1\n"), None);
         assert_eq!(count("\n"), None);
-        assert!(processors().is_some_and(|n| n >= cpus()));
+        assert!(processors().is_some_and(|n| n >= count_allowed()));
     }
 
     #[test]

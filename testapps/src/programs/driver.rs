@@ -239,8 +239,9 @@ fn many(s: &Setup, a: &Args) -> i32 {
                     continue;
                 }
                 failed += 1;
-                grave += is_grave(&o, &got) as u64;
-                if failed > show_most {
+                let is_grave = is_grave(&o, &got);
+                grave += is_grave as u64;
+                if failed > show_most && !is_grave {
                     println!("FAIL program {k}");
                     continue;
                 }

@@ -22,6 +22,8 @@ pub const CHECKS: &[Check] = &[
     ("unread-image-the-rest-spawn", |cx| image_the_rest(cx, How::Spawn)),
     ("unread-pass", pass),
     ("unread-pass-the-rest", pass_the_rest),
+    ("unread-pass-what-has-hung-up", |cx| pass_hung_up(cx, false)),
+    ("unread-pass-what-both-have-shut", |cx| pass_hung_up(cx, true)),
     ("unread-pass-a-reset", |cx| pass_a_reset(cx, Told::ByRecv)),
     ("unread-pass-a-reset-send", |cx| pass_a_reset(cx, Told::BySend)),
     ("unread-pass-a-reset-error", |cx| pass_a_reset(cx, Told::ByOption)),
@@ -142,6 +144,28 @@ fn pass_the_rest(cx: &mut Cx) -> Res {
     let b = read_all(cx.fd)?;
     same!(b.len(), 5000, "bytes before the end of the stream");
     cx.take(&b)
+}
+
+/// The peer has closed, and refuses what is sent; or we have shut our direction, too.
+fn pass_hung_up(cx: &mut Cx, shut: bool) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll at the end");
+    if shut {
+        sys::shutdown(cx.fd, libc::SHUT_WR)?;
+    } else {
+        same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Ok(10), "a send to an end that is closed");
+    }
+    same!(sys::wait1(cx.fd, 0, 2000)? & POLLHUP, POLLHUP, "poll of what has hung up");
+    same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "the next");
+    let before = sys::poll1(cx.fd, POLLIN | POLLOUT | POLLRDHUP, 0)?;
+    pass_it(cx)?;
+    same!(sys::poll1(cx.fd, POLLIN | POLLOUT | POLLRDHUP, 0)?, before, "poll of what was passed");
+    cx.recv(5000)?;
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "a send then");
+    Ok(())
 }
 
 /// By what the program hears of a reset.
