@@ -11,6 +11,7 @@ use crate::log::{log, Level};
 use crate::rendezvous as rv;
 use crate::ring::{RxRing, TxRing};
 use crate::side::Side;
+use crate::spin::crowd;
 use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::switch::TxPath;
@@ -44,7 +45,6 @@ static TID: AtomicU32 = AtomicU32::new(0);
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
 static PROVIDE_BELLS: AtomicBool = AtomicBool::new(false);
-static CENSUS: AtomicBool = AtomicBool::new(false);
 
 const MS: i64 = 1_000_000;
 /// How long an end looks for the other with all its might: the first time, and later.
@@ -113,13 +113,9 @@ pub fn provide_bells() {
     }
 }
 
-/// Asks for [`crate::spin::census`]; not if there is no thread for it.
-pub fn ask_census() -> bool {
-    let there = STATE.load(Relaxed) == 2;
-    if there && !CENSUS.swap(true, AcqRel) {
-        bell::ring(0);
-    }
-    there
+/// Whether there is the thread.
+pub fn is_there() -> bool {
+    STATE.load(Relaxed) == 2
 }
 
 /// Has the thread listen to the bell that forked children ring. Where there is no thread yet, it will.
@@ -156,7 +152,7 @@ pub fn reset_after_fork() {
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
     PROVIDE_BELLS.store(false, Relaxed);
-    CENSUS.store(false, Relaxed);
+    crowd::reset_after_fork();
     EPFD.store(-1, Relaxed);
 }
 
@@ -357,6 +353,7 @@ struct Bg {
     /// Connections to look at again: where a closed one has not delivered all, the end of a ring is awaited, or that
     /// of a stream whose other process is gone.
     later: Vec<(&'static Conn, u32, i64)>,
+    census: crowd::Census,
     /// Connections for which the program may wait out of sight.
     suspects: Vec<sight::Suspect>,
     /// Connections with bytes of which the peer is to be told in a while.
@@ -406,6 +403,7 @@ impl Bg {
             unseen: unseen::Unseen::default(),
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
+            census: crowd::Census::default(),
             suspects: Vec::new(),
             corked: Vec::new(),
             grown: Vec::new(),
@@ -447,8 +445,7 @@ impl Bg {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
         while !END.load(SeqCst) {
             bell::sleep_begin(0);
-            let asked =
-                END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst) || CENSUS.load(SeqCst);
+            let asked = END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst) || crowd::is_asked();
             let idle = !asked && INBOX.load(SeqCst).is_null() && !link::any_hints(0);
             let timeout = if idle { self.timeout() } else { 0 };
             // SAFETY: `evs` has room for its length.
@@ -478,10 +475,6 @@ impl Bg {
             }
             if PROVIDE_BELLS.swap(false, SeqCst) {
                 bell::provide();
-            }
-            // Whoever asks after this is not answered by it.
-            if CENSUS.swap(false, SeqCst) {
-                crate::spin::census();
             }
             self.rdma_events(rang);
             self.inbox();
@@ -513,7 +506,7 @@ impl Bg {
         for (_, _, t) in &self.later {
             at = at.min(*t);
         }
-        at = at.min(self.rdma.due());
+        at = at.min(self.rdma.due()).min(self.census.due());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));
@@ -694,6 +687,7 @@ impl Bg {
 
     fn timers(&mut self) {
         let now = now_ns();
+        self.census.go_on(now);
         let due: Vec<End> = self.looks.iter().filter(|(_, l)| l.at <= now).map(|(t, _)| *t).collect();
         for t in due {
             self.step_look(t, now);

@@ -682,8 +682,12 @@ fn await_parents(c: &'static Conn, until: i64) {
     while abroad() && !visit::settle(c) {
         if now_ns() >= until {
             c.doomed.store(true, SeqCst);
-            visit::settle(c);
-            return pump::disconnect(c);
+            if visit::settle(c) {
+                c.doomed.store(false, SeqCst);
+            } else {
+                pump::disconnect(c);
+            }
+            return;
         }
     }
 }

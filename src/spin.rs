@@ -22,9 +22,8 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 mod apart;
-mod crowd;
+pub mod crowd;
 pub use apart::SERVES;
-pub use crowd::census;
 use crowd::{Crowd, CROWD};
 
 const US: i64 = 1_000;

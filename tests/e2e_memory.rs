@@ -64,7 +64,7 @@ fn a_process_that_is_gone_before_its_memory_is_looked_at() {
     let late = with(&[("RINGSOCK_IDLE", "3")]);
     let (server, port) = start_server(&place, &late, "pingpong-server");
     for turn in ["first", "second"] {
-        let client = start_client(&place, &late, "pingpong-client --count 5000", port).wait(60.0);
+        let client = start_client(&place, &late, "pingpong-client --count 40000", port).wait(60.0);
         client.assert_ok(turn);
         if !dry() {
             client.report(turn).assert_rings(turn);

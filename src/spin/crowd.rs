@@ -7,15 +7,13 @@
 //! kernel how many threads run or want to. If they are more than the processors, that counts as having met them once more.
 
 use super::apart::count_allowed;
-use super::{MS, US};
+use super::MS;
 use crate::log::{log, Level};
-use crate::sync::{now_ns, timespec_of};
-use crate::sys::sys;
 use crate::textfile::TextFile;
-use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
 /// A pause that becomes longer with each trouble in a row.
-pub struct Crowd {
+pub(super) struct Crowd {
     /// Nothing is tried before this moment.
     pub(super) until: AtomicI64,
     /// How long the last pause was.
@@ -27,15 +25,15 @@ impl Crowd {
     /// Who meets trouble only so long after the last pause starts anew.
     const FORGET: i64 = 50 * MS;
 
-    pub const fn new() -> Crowd {
+    pub(super) const fn new() -> Crowd {
         Crowd { until: AtomicI64::new(0), pause: AtomicI64::new(0) }
     }
 
-    pub fn until(&self) -> i64 {
+    pub(super) fn until(&self) -> i64 {
         self.until.load(Relaxed)
     }
 
-    pub fn met(&self, now: i64) {
+    pub(super) fn met(&self, now: i64) {
         let (until, pause) = (self.until.load(Relaxed), self.pause.load(Relaxed));
         if now < until {
             return;
@@ -48,7 +46,7 @@ impl Crowd {
 }
 
 /// While others want the processors.
-pub static CROWD: Crowd = Crowd::new();
+pub(super) static CROWD: Crowd = Crowd::new();
 /// Others were met since the last census, or there was none.
 static DOUBT: AtomicBool = AtomicBool::new(true);
 /// When a census found room last.
@@ -56,23 +54,48 @@ static ROOM: AtomicI64 = AtomicI64::new(0);
 /// How long that is believed.
 const BELIEVED: i64 = 20 * MS;
 /// A census looks so often, with such pauses, before it says that there are too many.
-const LOOKS: usize = 4;
-const BETWEEN: i64 = 100 * US;
+const LOOKS: u32 = 4;
+const BETWEEN: i64 = MS;
+
+/// Whether one is asked for, or under way.
+static STATE: AtomicU32 = AtomicU32::new(NONE);
+const NONE: u32 = 0;
+const ASKED: u32 = 1;
+const BEGUN: u32 = 2;
 
 /// Others want the processors: nobody spins for a while.
-pub fn met(now: i64) {
+pub(super) fn met(now: i64) {
     DOUBT.store(true, Relaxed);
     CROWD.met(now);
 }
 
 /// Whether one may spin again, after the pause. If it is in doubt it will be known soon.
-pub fn is_over() -> bool {
-    !DOUBT.load(Relaxed) || !crate::bg::ask_census()
+pub(super) fn is_over() -> bool {
+    !DOUBT.load(Relaxed) || !ask()
 }
 
 /// Whether a thread that leaves its processor finds one that is free. If it is not known it will be soon.
-pub fn has_room(now: i64) -> bool {
-    now - ROOM.load(Relaxed) < BELIEVED || !crate::bg::ask_census()
+pub(super) fn has_room(now: i64) -> bool {
+    now - ROOM.load(Relaxed) < BELIEVED || !ask()
+}
+
+/// Asks for a census; not if there is no thread for it.
+fn ask() -> bool {
+    let there = crate::bg::is_there();
+    if there && STATE.compare_exchange(NONE, ASKED, SeqCst, Relaxed).is_ok() {
+        crate::bell::ring(0);
+    }
+    there
+}
+
+/// Whether the background thread is to begin one.
+pub fn is_asked() -> bool {
+    STATE.load(SeqCst) == ASKED
+}
+
+/// In a forked child: nobody is about to answer.
+pub fn reset_after_fork() {
+    STATE.store(NONE, Relaxed);
 }
 
 /// How many threads run or want to, in this machine.
@@ -102,38 +125,58 @@ fn all_are_ours() -> Option<u32> {
     processors().filter(|all| count_allowed() >= *all)
 }
 
-/// Whether more than `all` want a processor, by `LOOKS` looks: others that only happen to run, such as a peer's background
-/// thread, are gone at the next one.
-fn is_crowded(all: u32, look: impl FnMut() -> u32) -> bool {
-    core::iter::repeat_with(look).take(LOOKS).all(|others| others > all)
+/// The background thread's part.
+#[derive(Default)]
+pub struct Census {
+    /// Looks that are still to be had, and when the next one is.
+    left: u32,
+    at: i64,
 }
 
-/// Asks the kernel. By the background thread; where it cannot be known, there is room.
-pub fn census() {
-    let mut pause = false;
-    let look = || {
-        if core::mem::replace(&mut pause, true) {
-            let ts = timespec_of(BETWEEN);
-            // SAFETY: `ts` is readable, and nothing is to be written.
-            let _ = unsafe { sys!(libc::SYS_nanosleep, &raw const ts, 0usize) };
+impl Census {
+    /// When there is something to do; `i64::MAX`: never.
+    pub fn due(&self) -> i64 {
+        match self.left {
+            0 => i64::MAX,
+            _ => self.at,
+        }
+    }
+
+    /// Begins one, if it is asked for, or looks once more, if it is time. Where it cannot be known there is room.
+    pub fn go_on(&mut self, now: i64) {
+        if STATE.compare_exchange(ASKED, BEGUN, SeqCst, Relaxed).is_ok() {
+            *self = Census { left: LOOKS, at: now };
+        }
+        if self.due() > now {
+            return;
         }
         // Who asks runs, too.
-        running().unwrap_or(1).saturating_sub(1)
-    };
-    let crowded = all_are_ours().is_some_and(|all| is_crowded(all, look));
-    let now = now_ns();
-    if crowded {
-        met(now);
-    } else {
-        DOUBT.store(false, Relaxed);
-        ROOM.store(now, Relaxed);
+        let crowded = all_are_ours().and_then(|all| Some(running()?.saturating_sub(1) > all));
+        let Some(crowded) = self.seen(crowded.unwrap_or(false), now) else { return };
+        log(Level::Trace, format_args!("others want the processors: {crowded}"));
+        if crowded {
+            met(now);
+        } else {
+            DOUBT.store(false, Relaxed);
+            ROOM.store(now, Relaxed);
+        }
+        STATE.store(NONE, SeqCst);
     }
-    log(Level::Trace, format_args!("others want the processors: {crowded}"));
+
+    /// What a look has found; the verdict, if there is one. Others that only happen to run, such as a peer's background thread,
+    /// are gone at the next look.
+    fn seen(&mut self, crowded: bool, now: i64) -> Option<bool> {
+        self.left = if crowded { self.left - 1 } else { 0 };
+        self.at = now + BETWEEN;
+        (self.left == 0).then_some(crowded)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::US;
     use super::*;
+    use crate::sync::now_ns;
 
     #[test]
     fn where_others_want_the_processors_little_is_spun() {
@@ -157,12 +200,14 @@ mod tests {
 
     #[test]
     fn who_runs_for_a_moment_is_no_crowd() {
-        let seen = |looks: &[u32]| {
-            let mut looks = looks.iter().cycle();
-            is_crowded(2, || *looks.next().unwrap())
+        let verdict = |looks: &[bool]| {
+            let mut c = Census { left: LOOKS, at: 0 };
+            looks.iter().enumerate().find_map(|(i, crowded)| Some((i, c.seen(*crowded, 1)?)))
         };
-        assert!(seen(&[3]) && seen(&[4, 3]));
-        assert!(!seen(&[2]) && !seen(&[4, 3, 3, 2]));
+        assert_eq!(verdict(&[true, true, true, true]), Some((3, true)));
+        assert_eq!(verdict(&[false]), Some((0, false)));
+        assert_eq!(verdict(&[true, true, true, false]), Some((3, false)));
+        assert_eq!(verdict(&[true, true, true]), None);
     }
 
     #[test]
@@ -180,9 +225,7 @@ mod tests {
             let until = now_ns() + 10_000 * MS;
             let mut seen = false;
             while !seen && now_ns() < until {
-                let now = now_ns();
-                census();
-                seen = CROWD.until() > now;
+                seen = running().unwrap() > all + 1;
             }
             end.store(true, Relaxed);
             assert!(seen);
