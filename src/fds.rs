@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Entry};
-use crate::{arena, bg, chaos, config, epoll, fdhigh, pins, process, pump, visit};
+use crate::{arena, bg, chaos, config, epoll, fdhigh, options, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
 
@@ -48,13 +48,15 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
     let cfg = config::get();
     c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
-    if cfg.links.shm || cfg.links.verbs {
-        c.why(Why::New);
-        c.set_phase(Phase::Raw);
+    let (why, phase) = if !cfg.links.shm && !cfg.links.verbs {
+        (Why::LinksOff, Phase::Plain)
+    } else if options::begins_with_feature(fd) {
+        (Why::Feature, Phase::Plain)
     } else {
-        c.why(Why::LinksOff);
-        c.set_phase(Phase::Plain);
-    }
+        (Why::New, Phase::Raw)
+    };
+    c.why(why);
+    c.set_phase(phase);
     if !table::put_conn(fd, c) {
         c.set_phase(Phase::Closed);
         arena::free(c);

@@ -81,6 +81,15 @@ pub fn connects_late() -> bool {
     CONNECTS_LATE.load(Relaxed)
 }
 
+/// A feature that rings lack has been in use on a TCP socket before it was a connection.
+static BEGINS_WITH_FEATURE: AtomicBool = AtomicBool::new(false);
+
+/// Whether a new connection has such a feature by its listener, or since before it was dialled. What the kernel then has for
+/// the program beside its bytes (completions, which look like errors) is nothing that our ways of waiting expect.
+pub fn begins_with_feature(fd: c_int) -> bool {
+    BEGINS_WITH_FEATURE.load(Relaxed) && uses_feature(fd)
+}
+
 /// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
 /// way, and what was seen before tells nothing of it.
 fn blocking(c: &Conn, yes: bool) {
@@ -334,7 +343,6 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) {
         CONNECTS_LATE.store(true, Relaxed);
     }
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     let feature = matches!(
         (level, name),
         (
@@ -348,6 +356,14 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
         ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
     );
+    let Some(c) = table::conn(fd) else {
+        let is_tcp =
+            || table::is_tcp(fd) || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+        if feature && is_tcp() {
+            BEGINS_WITH_FEATURE.store(true, Relaxed);
+        }
+        return Outcome::Bypass;
+    };
     if feature {
         process::give_up(c, Why::Feature);
         return Outcome::Bypass;

@@ -46,7 +46,9 @@ impl Conn {
             }
             RxPath::Tcp | RxPath::Replay => {
                 let fd = self.local().fd.load(Relaxed);
-                let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
+                // An error alone is nothing to read: so the kernel tells of what is in the error queue. One that ends the
+                // connection comes with its end.
+                let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP) & !libc::POLLERR;
                 // The kernel's own `SO_RCVLOWAT` is 1 now.
                 let few = || {
                     e == libc::POLLIN

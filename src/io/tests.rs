@@ -510,6 +510,30 @@ fn the_end_of_a_ring_does_not_wait_for_a_mark() {
     assert!(conn.lingering.load(SeqCst));
 }
 
+/// What the kernel has in its error queue, such as that a send without copying is done, is nothing to read.
+#[test]
+fn a_completion_is_nothing_to_read() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    let on: c_int = 1;
+    // SAFETY: `on` and the bytes are readable for their sizes, and the bytes live for ever.
+    unsafe {
+        sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &on, 4).unwrap();
+        sys!(libc::SYS_sendto, fd, c"bytes".as_ptr(), 5, libc::MSG_ZEROCOPY, 0, 0).unwrap();
+    }
+    settle(conn, libc::POLLERR);
+    assert!(!conn.takeable(1));
+    arrive(conn, &mut theirs, b"12345");
+    assert!(conn.takeable(1));
+    assert!(!conn.takeable(6));
+    drop(theirs);
+    settle(conn, libc::POLLRDHUP);
+    assert!(conn.takeable(6));
+    conn.set_phase(Phase::Closed);
+}
+
 /// A receive that has got something says so, and leaves the reset behind it to the next one.
 #[test]
 fn a_reset_behind_bytes_is_told_by_the_next_call() {

@@ -471,8 +471,13 @@ pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
 
 /// `connect(2)` of a fresh socket to [`host`], `TCP_NODELAY` set.
 pub fn connect(port: u16) -> R<RawFd> {
+    connect_as(port, |_| Ok(()))
+}
+
+/// The same, `with` the socket before.
+pub fn connect_as(port: u16, with: impl FnOnce(RawFd) -> R<()>) -> R<RawFd> {
     let fd = tcp_socket()?;
-    if let Err(e) = connect_to(fd, port) {
+    if let Err(e) = with(fd).and_then(|()| connect_to(fd, port)) {
         close(fd)?;
         return Err(e);
     }

@@ -5,7 +5,8 @@ use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{
-    EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, SOL_SOCKET,
+    EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_ZEROCOPY, POLLERR, POLLHUP, POLLIN, POLLOUT,
+    SOL_SOCKET,
 };
 use std::os::fd::RawFd;
 
@@ -17,6 +18,7 @@ pub const CHECKS: &[Check] = &[
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
+    ("zerocopy-of-the-listener", completions),
 ];
 
 /// Both ends of a new connection.
@@ -228,4 +230,59 @@ fn set_of_sets(cx: &mut Cx) -> Res {
         sys::close(inner)?;
     }
     Ok(())
+}
+
+/// Both ends had `SO_ZEROCOPY` before there was a connection, and nobody takes the completions of what was sent: these are
+/// nothing to read, and no reason to end a call early.
+fn completions(cx: &mut Cx) -> Res {
+    const LONG: usize = 300_000;
+    let on = |fd| sys::setsockopt(fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1i32);
+    for round in 0..40 {
+        let (l, port) = sys::listen(0, 4)?;
+        on(l)?;
+        let a = sys::connect_as(port, on)?;
+        let b = sys::accept(l, 0)?;
+        sys::close(l)?;
+        let peer = std::thread::spawn(move || -> sys::R<()> {
+            let mut buf = vec![0; LONG];
+            for i in 0..12 {
+                sys::read_exact(a, &mut buf[..16])?;
+                util::pause_ms(1);
+                for half in [8, 8] {
+                    sys::send(a, &vec![i as u8; half], MSG_ZEROCOPY)?;
+                    util::pause_ms(u64::from(i == 6));
+                }
+                if i % 4 == 3 {
+                    sys::read_exact(a, &mut buf)?;
+                }
+            }
+            Ok(())
+        });
+        for i in 0..12 {
+            same!(sys::send(b, &[i as u8; 16], MSG_ZEROCOPY), Ok(16), "send {i} of round {round}");
+            let mut buf = [0; 16];
+            // Until there is something the completions alone are told.
+            loop {
+                let events = sys::poll1(b, POLLIN, 5000)?;
+                ensure!(events != 0, "nothing came in answer {i} of round {round}");
+                if events & POLLIN != 0 {
+                    break;
+                }
+            }
+            if i % 2 == 0 {
+                same!(sys::recv(b, &mut buf[..1], MSG_DONTWAIT), Ok(1), "recv {i} of round {round}, polled");
+                sys::read_exact(b, &mut buf[1..])?;
+            } else {
+                same!(sys::recv(b, &mut buf, libc::MSG_WAITALL), Ok(16), "recv {i} of round {round}, whole");
+            }
+            same!(buf, [i as u8; 16], "bytes of answer {i} of round {round}");
+            if i % 4 == 3 {
+                same!(sys::send(b, &vec![9; LONG], MSG_ZEROCOPY), Ok(LONG), "a long send, {i} of round {round}");
+            }
+        }
+        ensure!(matches!(peer.join(), Ok(Ok(()))), "the peer's thread, round {round}");
+        sys::close(a)?;
+        sys::close(b)?;
+    }
+    cx.warm(4, 0)
 }
