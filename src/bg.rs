@@ -5,7 +5,7 @@
 //! the program hand it connections through a lock-free inbox and ring bell 0.
 
 use crate::conn::*;
-use crate::layout::{ABORT, CLOSED, MARK_TAKEN};
+use crate::layout::{CLOSED, MARK_TAKEN};
 use crate::link::{self, kind, Link, Msg, Tuple, MSG_MAGIC};
 use crate::log::{log, Level};
 use crate::rendezvous as rv;
@@ -14,7 +14,6 @@ use crate::side::Side;
 use crate::spin::crowd;
 use crate::stats::Why;
 use crate::switch::RxPath;
-use crate::switch::TxPath;
 use crate::sync::{futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
 use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, order, pump, remains, rules, table, visit};
@@ -641,15 +640,7 @@ impl Bg {
             let shared = !conn.holders.is_only(me);
             // Bytes for a program that has closed: TCP answers them with a reset.
             let late = !shared && (fds::unread(&mut b) || b.is_sent_late());
-            if late {
-                let fd = conn.local().fd.load(Relaxed);
-                if b.tx.path() == TxPath::Ring && !b.tx.pending() {
-                    // The program's own end came before.
-                    // SAFETY: no memory is passed.
-                    let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
-                }
-                fds::reset_at_close(fd);
-            }
+            let abort = if late { fds::refuse_late(&mut b, conn.local().fd.load(Relaxed)) } else { 0 };
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b);
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
@@ -668,7 +659,7 @@ impl Bg {
                 if !late {
                     b.tx.ring().show();
                 }
-                own.flags.fetch_or(CLOSED | if late { ABORT } else { 0 }, SeqCst);
+                own.flags.fetch_or(CLOSED | abort, SeqCst);
             }
             conn.lingering.store(false, Release);
             conn.holders.remove(me);

@@ -18,6 +18,9 @@ use core::ffi::c_char;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+/// The largest ring, in bytes.
+pub const RING_LARGEST: usize = 64 << 20;
+
 /// Which links this process may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
@@ -460,7 +463,7 @@ impl Config {
                 parse_auto(value, 0, 1_000_000).map(|v| self.spin = v.map_or(Spin::Auto, |us| Spin::Us(us as u32)))
             }
             Id::RingBytes => parse_power(value, 4 << 10, 4 << 20).map(|v| self.ring_bytes = v),
-            Id::RingMax => parse_power(value, 4 << 10, 64 << 20).map(|v| self.ring_max = v),
+            Id::RingMax => parse_power(value, 4 << 10, RING_LARGEST as u64).map(|v| self.ring_max = v),
             Id::Idle => parse_number(value, 0, 86_400).map(|v| self.idle_s = v as u32),
             Id::Peers => parse_peers(value, &mut self.complaints).map(|v| self.peers = v),
             Id::UpgradeAfter => parse_number(value, 0, 1_000_000).map(|v| self.upgrade_after = v as u32),

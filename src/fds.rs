@@ -346,6 +346,18 @@ pub fn reset_at_close(fd: c_int) {
     let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &l, size_of::<linger>()) };
 }
 
+/// Bytes have come for a program that closed before them: makes the last close of `fd` the reset that answers them. The
+/// flags that tell the peer so. If the program's own end is out already, the reset comes behind it.
+pub fn refuse_late(b: &mut Both, fd: c_int) -> u32 {
+    let ended = b.tx.path() == TxPath::Ring && !b.tx.pending();
+    if ended {
+        // SAFETY: no memory is passed.
+        let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+    }
+    reset_at_close(fd);
+    ABORT | if ended { FIN } else { 0 }
+}
+
 /// Whether the program leaves bytes unread, which TCP answers with a reset.
 pub fn unread(b: &mut Both) -> bool {
     use crate::switch::RxPath::*;

@@ -1,5 +1,6 @@
 //! Socket options, `fcntl` and `ioctl`: what a program sets holds on a ring as well, or brings the connection back to TCP.
 
+use crate::config::RING_LARGEST;
 use crate::conn::*;
 use crate::ops::Outcome;
 use crate::stats::Why;
@@ -319,14 +320,23 @@ unsafe fn tcp_info(c: &Conn, fd: c_int, val: *mut c_void, len: *mut socklen_t) -
 }
 
 /// The bound of what may be under way was changed. The kernel wakes all who wait, if there is room now.
-fn more_room(c: &Conn) {
+fn more_room(c: &Conn, fd: c_int) {
     if !c.is_managed() {
         return;
     }
     {
         let mut tx = c.lock_tx();
-        if tx.path() == TxPath::Ring && tx.ring().can_grow(c.ring_limit()) {
-            c.nospace.store(false, Relaxed);
+        if tx.path() == TxPath::Ring {
+            // Whoever waits beside a full ring counts on it that a larger buffer has room, also beyond what rings grow to
+            // by themselves.
+            let full = matches!(tx.ring().has_room(), Ok(false)) && !tx.ring().can_grow(c.ring_limit());
+            let wanted = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0).max(0) as usize;
+            if full && wanted as u64 > 2 * tx.ring().half() {
+                c.ring_cap.store(wanted.next_power_of_two().min(RING_LARGEST), Relaxed);
+            }
+            if tx.ring().can_grow(c.ring_limit()) {
+                c.nospace.store(false, Relaxed);
+            }
         }
     }
     if c.writable() {
@@ -427,9 +437,9 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
             let t = if over { AT_ONCE } else { read_timeout(fd, name) };
             if receive { &c.rcvtimeo } else { &c.sndtimeo }.store(t, Relaxed);
         }
-        libc::SO_SNDBUF => {
+        libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => {
             read_options(c, fd);
-            more_room(c);
+            more_room(c, fd);
         }
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.

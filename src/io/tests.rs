@@ -534,6 +534,45 @@ fn a_completion_is_nothing_to_read() {
     conn.set_phase(Phase::Closed);
 }
 
+/// What comes after such a close is answered by a reset, as in the kernel: behind the end of the stream, so that the
+/// sender finds a broken pipe. If the program's own bytes are still on their way back, there is no such end.
+#[test]
+fn what_comes_after_a_close_is_refused_behind_the_end() {
+    for (ended, told) in [(true, libc::EPIPE), (false, libc::ECONNRESET)] {
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, mut theirs) = armed(slot);
+        let flags = {
+            let mut b = conn.lock_both();
+            if ended {
+                b.sw().allow_mark(NONCE);
+                assert!(b.sw().start_mark());
+                pump::run(&mut b);
+            }
+            crate::fds::refuse_late(&mut b, ours.as_raw_fd())
+        };
+        assert_eq!(flags, ABORT | if ended { FIN } else { 0 });
+        if ended {
+            let mut sent = Vec::new();
+            theirs.read_to_end(&mut sent).unwrap();
+            assert_eq!(sent, wire::mark(&NONCE));
+        } else {
+            drop(ours);
+            assert_eq!(theirs.read(&mut [0]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+        }
+        conn.set_phase(Phase::Closed);
+
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, _ours, mut theirs) = armed(slot);
+        theirs.write_all(&wire::mark(&NONCE)).unwrap();
+        slot.flags.fetch_or(CLOSED | flags, SeqCst);
+        drop(theirs);
+        settle(conn, libc::POLLIN | libc::POLLRDHUP);
+        pump::run(&mut conn.lock_both());
+        assert_eq!(conn.take_error(), told);
+        conn.set_phase(Phase::Closed);
+    }
+}
+
 /// A receive that has got something says so, and leaves the reset behind it to the next one.
 #[test]
 fn a_reset_behind_bytes_is_told_by_the_next_call() {

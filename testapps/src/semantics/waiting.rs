@@ -16,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-level-out-of-full-buffer", out_of_full_buffer),
     ("epoll-edge-out", |cx| out_after_drain(cx, EPOLLET)),
     ("more-room", more_room),
+    ("more-room-than-usual", more_room_than_usual),
     ("epoll-edge-first", edge_first),
     ("epoll-edge-no-second", edge_no_second),
     ("epoll-edge-new-data", edge_new_data),
@@ -181,19 +182,26 @@ fn new_one_first(cx: &mut Cx) -> Res {
     cx.warm(4, 0)
 }
 
+/// Sends, `each` bytes at a time, until there is no room for good. The bytes sent.
+fn fill_up(cx: &mut Cx, each: usize) -> Result<usize, Why> {
+    let (mut n, mut full) = (0, 0);
+    // What the sender's buffer holds goes on to the receiver's for a while: less than a segment at the next probe.
+    while full < 5 {
+        let more = cx.fill(each)?;
+        n += more;
+        full = if more == 0 { full + 1 } else { 0 };
+        util::pause_ms(100);
+    }
+    Ok(n)
+}
+
 /// A larger `SO_SNDBUF` is room for whoever waits for some.
 fn more_room(cx: &mut Cx) -> Res {
     // So little that the larger one has room for all of it, also where what a ring held comes back to the kernel's.
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 20_000i32)?;
     let ep = set(cx, EPOLLOUT | EPOLLET)?;
-    let (mut n, mut full) = (0, 0);
-    // What the sender's buffer holds goes on to the receiver's for a while: less than a segment at the next probe.
-    while full < 5 {
-        let more = cx.fill(30_000)?;
-        n += more;
-        full = if more == 0 { full + 1 } else { 0 };
-        events(ep, 100)?;
-    }
+    let n = fill_up(cx, 30_000)?;
+    events(ep, 100)?;
     same!(events(ep, 20)?, 0, "events of a full connection");
     let (fd, last) = (cx.fd, cx.out(1));
     let sender = std::thread::spawn(move || sys::send(fd, &last, 0));
@@ -202,6 +210,25 @@ fn more_room(cx: &mut Cx) -> Res {
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 200_000i32)?;
     same!(sys::poll1(cx.fd, POLLOUT, 3000)?, POLLOUT, "poll with a larger SO_SNDBUF");
     same!(events(ep, 3000)?, EPOLLOUT, "the edge of more room");
+    ensure!(matches!(sender.join(), Ok(Ok(1))), "the send that waited for room");
+    same!(cx.tell(Op::Recv, n as u64 + 1, 0, 0)?, n as u64 + 1, "bytes that arrived");
+    Ok(())
+}
+
+/// A buffer that is made larger than what connections usually have takes more all the same.
+fn more_room_than_usual(cx: &mut Cx) -> Res {
+    let set = |bytes: i32| sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes);
+    match set(3 << 20) {
+        Err(libc::EPERM) => return untried("only who administers the network may set such buffers"),
+        r => r?,
+    }
+    let n = fill_up(cx, 64 << 10)?;
+    let (fd, last) = (cx.fd, cx.out(1));
+    let sender = std::thread::spawn(move || sys::send(fd, &last, 0));
+    util::pause_ms(50);
+    ensure!(!sender.is_finished(), "a send to a full connection does not wait");
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 16 << 20)?;
+    same!(sys::poll1(cx.fd, POLLOUT, 3000)?, POLLOUT, "poll with a larger SO_SNDBUF");
     ensure!(matches!(sender.join(), Ok(Ok(1))), "the send that waited for room");
     same!(cx.tell(Op::Recv, n as u64 + 1, 0, 0)?, n as u64 + 1, "bytes that arrived");
     Ok(())
