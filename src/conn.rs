@@ -151,6 +151,8 @@ pub struct Conn {
     /// Its peer is being looked for: sends that may wait do it in pieces, so that no thread is long in the way of
     /// an upgrade.
     pub gentle: AtomicBool,
+    /// An epoll set got the socket before it was dialled, and has not been told of it since: an item that nobody here knows.
+    pub unknown_item: AtomicBool,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
     /// The processes that hold it.
@@ -274,6 +276,7 @@ impl Conn {
             &mut self.confirmed,
             &mut self.lingering,
             &mut self.gentle,
+            &mut self.unknown_item,
             &mut self.unconfirmable,
             &mut self.hold,
             &mut self.wanted,

@@ -46,6 +46,7 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     // SAFETY: a query.
     let asked = || unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0) as c_int;
     c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
+    c.unknown_item.store(connector && table::is_awaited(fd), Relaxed);
     let cfg = config::get();
     c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
     let (why, phase) = if !cfg.links.shm && !cfg.links.verbs {

@@ -61,13 +61,15 @@ pub fn get(fd: c_int) -> Entry {
 
 /// A TCP socket that is no connection (yet).
 const TCP: usize = 2;
+/// The same, and somebody has put it into an epoll set.
+const AWAITED: usize = 4;
 
 #[inline(always)]
 fn decode(v: usize) -> Entry {
     // SAFETY: only `put_*` store other values, of records that are never freed.
     unsafe {
         match v {
-            0 | TCP => Entry::None,
+            0 | TCP | AWAITED => Entry::None,
             v if v & 1 == 1 => Entry::Set(&*((v & !1) as *const Set)),
             v => Entry::Conn(&*(v as *const Conn)),
         }
@@ -106,13 +108,27 @@ pub fn put_tcp(fd: c_int) {
     if let Some(c) = cell(fd) {
         reach(fd);
         ANY_TCP.store(true, Relaxed);
-        let _ = c.compare_exchange(0, TCP, Relaxed, Relaxed);
+        if c.compare_exchange(0, TCP, Relaxed, Relaxed) == Err(AWAITED) {
+            let _ = c.compare_exchange(AWAITED, TCP, Relaxed, Relaxed);
+        }
     }
+}
+
+/// An epoll set gets `fd`, which is no connection (yet).
+pub fn awaited(fd: c_int) {
+    if let Some(c) = cell(fd) {
+        let _ = c.compare_exchange(TCP, AWAITED, Relaxed, Relaxed);
+    }
+}
+
+/// Whether that has happened to it.
+pub fn is_awaited(fd: c_int) -> bool {
+    cell(fd).is_some_and(|c| c.load(Relaxed) == AWAITED)
 }
 
 /// Whether `fd` is known to be a TCP socket that is no connection (yet): it may be listening.
 pub fn is_tcp(fd: c_int) -> bool {
-    cell(fd).is_some_and(|c| c.load(Relaxed) == TCP)
+    cell(fd).is_some_and(|c| matches!(c.load(Relaxed), TCP | AWAITED))
 }
 
 fn reach(fd: c_int) {

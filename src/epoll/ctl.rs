@@ -54,7 +54,12 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
             _ => Outcome::Bypass,
         });
     }
-    let Some(conn) = table::conn(fd) else { return Some(Outcome::Bypass) };
+    let Some(conn) = table::conn(fd) else {
+        if op == libc::EPOLL_CTL_ADD {
+            table::awaited(fd);
+        }
+        return Some(Outcome::Bypass);
+    };
     chaos::stumble();
     if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
         crate::visit::settle(conn);
@@ -80,6 +85,7 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         Ok(Change::NoBell) => Outcome::Fail(libc::ENOSPC),
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
+                conn.unknown_item.store(false, SeqCst);
                 conn.evidence.store(true, Relaxed);
                 conn.in_sight();
             }
