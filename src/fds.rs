@@ -348,15 +348,17 @@ pub fn reset_at_close(fd: c_int) {
 }
 
 /// Bytes have come for a program that closed before them: makes the last close of `fd` the reset that answers them. The
-/// flags that tell the peer so. If the program's own end is out already, the reset comes behind it.
+/// flags that tell the peer so. If the program's own end is out already, and the peer's kernel has all before it, the
+/// reset comes behind that end; what is still to be sent a reset discards, which must not look like a proper end.
 pub fn refuse_late(b: &mut Both, fd: c_int) -> u32 {
     let ended = b.tx.path() == TxPath::Ring && !b.tx.pending();
+    let arrived = ended && sys::ioctl_int(fd, libc::TIOCOUTQ) == Ok(0);
     if ended {
         // SAFETY: no memory is passed.
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
     }
     reset_at_close(fd);
-    ABORT | if ended { FIN } else { 0 }
+    ABORT | if arrived { FIN } else { 0 }
 }
 
 /// Whether the program leaves bytes unread, which TCP answers with a reset.

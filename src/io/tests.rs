@@ -547,6 +547,10 @@ fn what_comes_after_a_close_is_refused_behind_the_end() {
                 b.sw().allow_mark(NONCE);
                 assert!(b.sw().start_mark());
                 pump::run(&mut b);
+                // As long as it has not arrived a reset would discard it.
+                let fd = ours.as_raw_fd();
+                let left = |_: &_| sys::ioctl_int(fd, libc::TIOCOUTQ) != Ok(0);
+                (0..5000).take_while(left).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
             }
             crate::fds::refuse_late(&mut b, ours.as_raw_fd())
         };
@@ -571,6 +575,25 @@ fn what_comes_after_a_close_is_refused_behind_the_end() {
         assert_eq!(conn.take_error(), told);
         conn.set_phase(Phase::Closed);
     }
+}
+
+/// ... but not while the kernel still has bytes that stand before the end: the reset discards them, and their reader must
+/// not find a proper end.
+#[test]
+fn what_comes_after_a_close_before_all_has_arrived_is_a_reset() {
+    let slot: &Slot = Box::leak(Box::default());
+    let (conn, mut ours, _theirs) = armed(slot);
+    ours.set_nonblocking(true).unwrap();
+    while ours.write(&[0; 1 << 16]).is_ok() {}
+    let mut b = conn.lock_both();
+    b.sw().allow_mark(NONCE);
+    assert!(b.sw().start_mark());
+    // As if the mark, too, were the kernel's.
+    let n = b.sw().pending().len();
+    b.sw().written(n);
+    assert_eq!(crate::fds::refuse_late(&mut b, ours.as_raw_fd()), ABORT);
+    drop(b);
+    conn.set_phase(Phase::Closed);
 }
 
 /// A receive that has got something says so, and leaves the reset behind it to the next one.
