@@ -151,8 +151,9 @@ pub struct Conn {
     /// Its peer is being looked for: sends that may wait do it in pieces, so that no thread is long in the way of
     /// an upgrade.
     pub gentle: AtomicBool,
-    /// An epoll set got the socket before it was dialled, and has not been told of it since: an item that nobody here knows.
-    pub unknown_item: AtomicBool,
+    /// How many items epoll sets have of it that nobody here knows: they got the socket before it was dialled, and have not
+    /// been told of it since.
+    pub unknown_items: AtomicU32,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
     /// The processes that hold it.
@@ -276,7 +277,6 @@ impl Conn {
             &mut self.confirmed,
             &mut self.lingering,
             &mut self.gentle,
-            &mut self.unknown_item,
             &mut self.unconfirmable,
             &mut self.hold,
             &mut self.wanted,
@@ -296,6 +296,7 @@ impl Conn {
             &mut self.upgrade_no,
             &mut self.fulls,
             &mut self.kicks,
+            &mut self.unknown_items,
         ] {
             *w.get_mut() = 0;
         }

@@ -203,7 +203,8 @@ unsafe impl Sync for Set {}
 static FREE_LOCK: Lock = Lock::new();
 static FREE: AtomicPtr<Set> = AtomicPtr::new(core::ptr::null_mut());
 
-fn set_of(epfd: c_int) -> Option<&'static Set> {
+/// The set that a number is, which this process makes its own.
+pub fn set_of(epfd: c_int) -> Option<&'static Set> {
     match table::get(epfd) {
         Entry::Set(s) => {
             if s.is_inherited() {
@@ -270,7 +271,8 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
     table::put_set(epfd, s).then_some(s)
 }
 
-fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *const epoll_event) -> SysResult {
+/// `epoll_ctl(2)`.
+pub fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *const epoll_event) -> SysResult {
     // SAFETY: the kernel checks the address of `ev`.
     unsafe { sys!(libc::SYS_epoll_ctl, epfd, op, fd, ev) }
 }
@@ -302,6 +304,7 @@ pub fn number_closed(s: &'static Set, fd: c_int) {
 
 fn closed(s: &'static Set) {
     remote::leave_set(s as *const Set as usize);
+    crate::early::set_closed(s);
     let mut gone = Vec::new();
     {
         let _g = s.lock.lock();

@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Entry};
-use crate::{arena, bg, chaos, config, epoll, fdhigh, options, pins, process, pump, visit};
+use crate::{arena, bg, chaos, config, early, epoll, fdhigh, options, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
 
@@ -29,7 +29,8 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     let connector = listener.is_none();
     match table::get(fd) {
         // What another process in this one's memory notes of its own number is void with the next use of ours.
-        Entry::None => {}
+        Entry::None if connector => {}
+        Entry::None => early::forget(fd),
         // A second connect() on the same socket: the outcome of the first.
         _ if connector || process::is_guest() => return,
         _ => stale(fd),
@@ -46,7 +47,6 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     // SAFETY: a query.
     let asked = || unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.unwrap_or(0) as c_int;
     c.nonblock.store(flags.unwrap_or_else(asked) & libc::O_NONBLOCK != 0, Relaxed);
-    c.unknown_item.store(connector && table::is_awaited(fd), Relaxed);
     let cfg = config::get();
     c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
     let (why, phase) = if !cfg.links.shm && !cfg.links.verbs {
@@ -58,7 +58,7 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     };
     c.why(why);
     c.set_phase(phase);
-    if !table::put_conn(fd, c) {
+    if !(if connector { early::dialled(fd, c) } else { table::put_conn(fd, c) }) {
         c.set_phase(Phase::Closed);
         arena::free(c);
     }
@@ -83,6 +83,8 @@ pub fn duplicated(old: c_int, new: c_int) {
                 epoll::number_back(c, new);
             }
             Entry::Set(s) => epoll::duplicated(s, new),
+            // It has become a connection meanwhile.
+            Entry::None if !early::duplicated(old, new) => continue,
             Entry::None => {}
         }
         return;
@@ -192,6 +194,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
             return kernel();
         }
         Entry::None => {
+            early::forget(fd);
             table::take(fd);
             return if and_close { Outcome::Bypass } else { Outcome::Done(0) };
         }

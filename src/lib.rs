@@ -7,6 +7,7 @@ pub mod config;
 pub mod conn;
 pub mod desk;
 pub mod dispatch;
+pub mod early;
 pub mod edges;
 pub mod epoll;
 pub mod fdhigh;

@@ -6,7 +6,9 @@ use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
-use crate::{arena, bell, bg, config, desk, epoll, fdhigh, holders, link, provider, pump, report, shm, table, visit};
+use crate::{
+    arena, bell, bg, config, desk, early, epoll, fdhigh, holders, link, provider, pump, report, shm, table, visit,
+};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
@@ -299,6 +301,7 @@ pub fn fork_prepare() {
     if any {
         visit::offer_bell();
     }
+    early::about_to_fork();
     epoll::about_to_fork();
 }
 
@@ -367,6 +370,7 @@ pub fn fork_child() {
     provider::reset_after_fork();
     link::reset_after_fork();
     epoll::reset_after_fork();
+    early::reset_after_fork();
     bell::reset_after_fork();
     arena::reset_after_fork();
     let token = TOKEN.with(|t| t.replace(0));
@@ -755,8 +759,10 @@ pub unsafe fn passing_fds(msg: *const libc::msghdr) {
                 let fds = libc::CMSG_DATA(c) as *const i32;
                 let n = ((*c).cmsg_len - (fds as usize - c as usize)) / 4;
                 for i in 0..n {
-                    if let Some(conn) = table::conn(fds.add(i).read_unaligned()) {
-                        give_up(conn, Why::Shared);
+                    let fd = fds.add(i).read_unaligned();
+                    match table::conn(fd) {
+                        Some(conn) => give_up(conn, Why::Shared),
+                        None => early::shared(fd),
                     }
                 }
             }

@@ -59,17 +59,27 @@ pub fn get(fd: c_int) -> Entry {
     decode(cell(fd).map_or(0, |c| c.load(Acquire)))
 }
 
-/// A TCP socket that is no connection (yet).
+/// A TCP socket that is no connection (yet). What else is known of it is in the bits below.
 const TCP: usize = 2;
-/// The same, and somebody has put it into an epoll set.
-const AWAITED: usize = 4;
+/// Somebody has put it into an epoll set.
+pub const AWAITED: usize = 4;
+/// It has, or had, more than one number.
+pub const DUPED: usize = 8;
+/// It was open at a fork, or was passed to somebody.
+pub const SHARED: usize = 16;
+/// No record's address is below.
+const RECORDS: usize = 32;
+
+const fn is_early(v: usize) -> bool {
+    v & TCP != 0 && v < RECORDS
+}
 
 #[inline(always)]
 fn decode(v: usize) -> Entry {
     // SAFETY: only `put_*` store other values, of records that are never freed.
     unsafe {
         match v {
-            0 | TCP | AWAITED => Entry::None,
+            0..RECORDS => Entry::None,
             v if v & 1 == 1 => Entry::Set(&*((v & !1) as *const Set)),
             v => Entry::Conn(&*(v as *const Conn)),
         }
@@ -108,27 +118,35 @@ pub fn put_tcp(fd: c_int) {
     if let Some(c) = cell(fd) {
         reach(fd);
         ANY_TCP.store(true, Relaxed);
-        if c.compare_exchange(0, TCP, Relaxed, Relaxed) == Err(AWAITED) {
-            let _ = c.compare_exchange(AWAITED, TCP, Relaxed, Relaxed);
-        }
+        let _ = c.compare_exchange(0, TCP, Relaxed, Relaxed);
     }
 }
 
-/// An epoll set gets `fd`, which is no connection (yet).
-pub fn awaited(fd: c_int) {
-    if let Some(c) = cell(fd) {
-        let _ = c.compare_exchange(TCP, AWAITED, Relaxed, Relaxed);
-    }
+/// Notes `what` of a TCP socket that is no connection (yet). Returns false, and changes nothing, if `fd` is none.
+pub fn mark(fd: c_int, what: usize) -> bool {
+    cell(fd).is_some_and(|c| c.fetch_update(SeqCst, SeqCst, |v| is_early(v).then_some(v | what)).is_ok())
 }
 
-/// Whether that has happened to it.
-pub fn is_awaited(fd: c_int) -> bool {
-    cell(fd).is_some_and(|c| c.load(Relaxed) == AWAITED)
+/// `new` is another number of the TCP socket `old`, which is no connection (yet). Returns false if `old` is none.
+pub fn put_duped(old: c_int, new: c_int) -> bool {
+    mark(old, DUPED) && put(new, marks(old) & !AWAITED | TCP)
+}
+
+/// What is noted of a TCP socket that is no connection (yet).
+pub fn marks(fd: c_int) -> usize {
+    cell(fd).map_or(0, |c| c.load(SeqCst)) & if is_tcp(fd) { AWAITED | DUPED | SHARED } else { 0 }
+}
+
+/// `fd`, a TCP socket of which nothing is noted, is this connection from now on. Returns false, and changes nothing, if it is
+/// something else.
+pub fn put_dialled(fd: c_int, c: &Conn) -> bool {
+    let to = c as *const Conn as usize;
+    cell(fd).is_some_and(|cell| cell.compare_exchange(TCP, to, SeqCst, SeqCst).is_ok())
 }
 
 /// Whether `fd` is known to be a TCP socket that is no connection (yet): it may be listening.
 pub fn is_tcp(fd: c_int) -> bool {
-    cell(fd).is_some_and(|c| matches!(c.load(Relaxed), TCP | AWAITED))
+    cell(fd).is_some_and(|c| is_early(c.load(Relaxed)))
 }
 
 fn reach(fd: c_int) {

@@ -171,6 +171,12 @@ fn soak_epoll_edge() {
 }
 
 #[test]
+fn soak_epoll_sets_that_get_the_socket_before_it_is_dialled() {
+    soak("--mode epoll-lt --early");
+    soak("--mode epoll-et --early");
+}
+
+#[test]
 fn soak_epoll_oneshot() {
     soak("--mode epoll-oneshot");
 }

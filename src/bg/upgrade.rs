@@ -323,7 +323,7 @@ impl Bg {
         if conn.is_inherited() || !may_be_used(conn) {
             return Err(Not::For(Why::Shared));
         }
-        if !conn.evidence.load(SeqCst) || conn.unknown_item.load(SeqCst) {
+        if !conn.evidence.load(SeqCst) || conn.unknown_items.load(SeqCst) > 0 {
             // Taken back since the peer was looked for; or it is the peer that wants to.
             return Err(Not::For(Why::Unseen));
         }

@@ -21,6 +21,11 @@ impl Conn {
         }
     }
 
+    /// An item of an epoll set that nobody here knew is known from now on, or gone.
+    pub fn item_met(&self) {
+        let _ = self.unknown_items.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+    }
+
     /// Asks the peer for a hint when `bits` (`WANT_*`) come true; to be followed by another look.
     pub fn arm(&self, bits: u32, bell: u32) {
         let Some(own) = self.own() else { return };

@@ -1,6 +1,7 @@
 //! What is in a set: `epoll_ctl`, closed numbers, and connections that move to rings and back.
 
 use super::*;
+use crate::early;
 
 /// The connection's last number is closed, and its items go with it; until then the sets report it under the number that
 /// was added.
@@ -55,10 +56,8 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         });
     }
     let Some(conn) = table::conn(fd) else {
-        if op == libc::EPOLL_CTL_ADD {
-            table::awaited(fd);
-        }
-        return Some(Outcome::Bypass);
+        // SAFETY: the caller's promise.
+        return unsafe { early::epoll_ctl(epfd, op, fd, ev) };
     };
     chaos::stumble();
     if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
@@ -85,7 +84,6 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         Ok(Change::NoBell) => Outcome::Fail(libc::ENOSPC),
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
-                conn.unknown_item.store(false, SeqCst);
                 conn.evidence.store(true, Relaxed);
                 conn.in_sight();
             }
@@ -130,6 +128,21 @@ impl Set {
         if core::mem::take(&mut i.muted) {
             self.muted.fetch_sub(1, SeqCst);
         }
+    }
+
+    /// The kernel's set has a connection from its first moment on.
+    ///
+    /// # Safety
+    /// The caller holds `local.lock` of the connection.
+    pub unsafe fn begin_with(&'static self, fd: c_int, conn: &'static Conn, ev: &epoll_event) {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`, and by `local.lock`: the caller's promise.
+        unsafe {
+            let items = &mut (*self.inner.get()).items;
+            items.change(&self.begin_change()).insert(Key::new(fd, conn), Item::new(conn, ev, false));
+            (*conn.local().items.get()).push((self, fd));
+        }
+        conn.watcher_added();
     }
 
     /// Changes an item. `EPOLL_CTL_ADD` needs `want`, and so does `EPOLL_CTL_MOD`.
@@ -183,10 +196,17 @@ impl Set {
                 let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
                 self.one_more();
             }
+            (libc::EPOLL_CTL_MOD, None) => {
+                kernel_ctl(epfd, op, fd, &ev)?;
+                conn.item_met();
+            }
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => kernel_ctl(epfd, op, fd, &ev).map(|_| ())?,
             (libc::EPOLL_CTL_DEL, _) => {
                 if known.is_none_or(|(managed, _)| !managed) {
                     kernel_ctl(epfd, op, fd, &ev)?;
+                }
+                if known.is_none() {
+                    conn.item_met();
                 }
                 self.removed(inner.remove(key, &self.begin_change()));
                 let before = mine.len();

@@ -222,8 +222,9 @@ impl Writer {
 
 /// Runs one or both directions until they have ended. `read_all` says across threads that the
 /// reading side has seen its end of stream.
-fn pump(fd: RawFd, p: &Plan, rd: bool, wr: bool, read_all: &AtomicBool) -> Result<End, String> {
-    let mut w = Waiter::new(p.mode, fd).map_err(|e| format!("waiter: {}", sys::strerror(e)))?;
+fn pump(fd: RawFd, p: &Plan, rd: bool, wr: bool, read_all: &AtomicBool, early: Option<Waiter>) -> Result<End, String> {
+    let late = || Waiter::new(p.mode, fd).map_err(|e| format!("waiter: {}", sys::strerror(e)));
+    let mut w = early.map_or_else(late, Ok)?;
     let (mut r, mut o) = (Reader::new(p), Writer::new(p));
     let mut nap = Rng::new(p.wr_seed ^ p.rd_seed ^ 0x33);
     let (mut can_read, mut can_write) = (true, true);
@@ -298,15 +299,16 @@ fn pump(fd: RawFd, p: &Plan, rd: bool, wr: bool, read_all: &AtomicBool) -> Resul
     }
 }
 
-fn run_conn(fd: RawFd, p: &Plan) -> Result<End, String> {
+/// `early`: what waits for it, from before it was a connection. Threads have each their own.
+fn run_conn(fd: RawFd, p: &Plan, early: Option<Waiter>) -> Result<End, String> {
     if p.mode != Mode::Blocking {
         sys::nonblock(fd, true).map_err(sys::strerror)?;
     }
     let read_all = Arc::new(AtomicBool::new(false));
     let end = if p.threads || p.mode == Mode::Blocking {
         let (p2, ra) = (p.clone(), read_all.clone());
-        let t = std::thread::spawn(move || pump(fd, &p2, false, true, &ra));
-        let a = pump(fd, p, true, false, &read_all);
+        let t = std::thread::spawn(move || pump(fd, &p2, false, true, &ra, None));
+        let a = pump(fd, p, true, false, &read_all, None);
         if a.is_err() || matches!(a, Ok(End::Death(_))) {
             read_all.store(true, Ordering::SeqCst);
             let _ = sys::shutdown(fd, libc::SHUT_RDWR);
@@ -317,7 +319,7 @@ fn run_conn(fd: RawFd, p: &Plan) -> Result<End, String> {
             (d, _) => d,
         }
     } else {
-        pump(fd, p, true, true, &read_all)?
+        pump(fd, p, true, true, &read_all, early)?
     };
     sys::close(fd).map_err(|e| format!("close: {}", sys::strerror(e)))?;
     Ok(end)
@@ -356,7 +358,7 @@ fn serve(l: RawFd, a: &Args, limit: usize) -> Vec<Result<End, String>> {
             continue;
         }
         let p = plan(a, true, u64::from_le_bytes(b));
-        threads.push(std::thread::spawn(move || run_conn(fd, &p)));
+        threads.push(std::thread::spawn(move || run_conn(fd, &p, None)));
         util::say(&format!("serving {}", threads.len()));
     }
     threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("panic".into()))).collect()
@@ -366,11 +368,16 @@ fn clients(port: u16, a: &Args) -> Vec<Result<End, String>> {
     let n = a.num("conns", 1);
     let threads: Vec<_> = (0..n)
         .map(|i| {
-            let p = plan(a, false, i);
+            let (p, is_early) = (plan(a, false, i), a.has("early"));
             std::thread::spawn(move || {
-                let fd = sys::connect(port).map_err(|e| format!("connect: {}", sys::strerror(e)))?;
+                let mut early = None;
+                let wait = |fd| match is_early {
+                    true => Waiter::new(p.mode, fd).map(|w| early = Some(w)),
+                    false => Ok(()),
+                };
+                let fd = sys::connect_as(port, wait).map_err(|e| format!("connect: {}", sys::strerror(e)))?;
                 sys::write_all(fd, &i.to_le_bytes()).map_err(sys::strerror)?;
-                run_conn(fd, &p)
+                run_conn(fd, &p, early)
             })
         })
         .collect();

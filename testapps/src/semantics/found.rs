@@ -19,11 +19,10 @@ pub const CHECKS: &[Check] = &[
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
     ("zerocopy-of-the-listener", completions),
-    ("epoll-set-before-connect", set_before_connect),
 ];
 
 /// Both ends of a new connection.
-fn pair() -> Result<(RawFd, RawFd), Why> {
+pub(super) fn pair() -> Result<(RawFd, RawFd), Why> {
     let (l, port) = sys::listen(0, 4)?;
     let a = sys::connect(port)?;
     let b = sys::accept(l, 0)?;
@@ -32,7 +31,7 @@ fn pair() -> Result<(RawFd, RawFd), Why> {
 }
 
 /// So much to and fro that a connection has every reason to move.
-fn warm(a: RawFd, b: RawFd, rounds: usize) -> Res {
+pub(super) fn warm(a: RawFd, b: RawFd, rounds: usize) -> Res {
     let mut buf = [0; 16];
     for i in 0..rounds {
         for (from, to) in [(a, b), (b, a)] {
@@ -284,29 +283,6 @@ fn completions(cx: &mut Cx) -> Res {
         ensure!(matches!(peer.join(), Ok(Ok(()))), "the peer's thread, round {round}");
         sys::close(a)?;
         sys::close(b)?;
-    }
-    cx.warm(4, 0)
-}
-
-/// An epoll set gets a socket before that is dialled, and is never told of it again; the program looks at it by `poll` as well.
-fn set_before_connect(cx: &mut Cx) -> Res {
-    for how in [EPOLLIN, EPOLLIN | EPOLLET] {
-        let ep = sys::epoll_create()?;
-        let (l, port) = sys::listen(0, 4)?;
-        let a = sys::connect_as(port, |fd| sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, how as u32, 3))?;
-        let b = sys::accept(l, 0)?;
-        sys::close(l)?;
-        for _ in 0..10 {
-            sys::poll1(a, POLLOUT, 1000)?;
-            warm(a, b, 8)?;
-            sys::epoll_wait(ep, 4, 0)?;
-            sys::write_all(b, &[1])?;
-            same!(sys::epoll_wait(ep, 4, 2000)?, vec![(EPOLLIN as u32, 3)], "events");
-            sys::read_exact(a, &mut [0])?;
-        }
-        for fd in [a, b, ep] {
-            sys::close(fd)?;
-        }
     }
     cx.warm(4, 0)
 }

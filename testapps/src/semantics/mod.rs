@@ -8,6 +8,7 @@ mod cancel;
 mod closing;
 mod corks;
 pub mod cx;
+mod dialled;
 mod ends;
 mod environs;
 mod family;
@@ -55,6 +56,7 @@ fn all() -> Vec<Check> {
         family::CHECKS,
         images::CHECKS,
         bulk::CHECKS,
+        dialled::CHECKS,
         found::CHECKS,
         surface::CHECKS,
         corks::CHECKS,
