@@ -11,7 +11,7 @@ use crate::ops::Outcome;
 use crate::process;
 use crate::stats::Why;
 use crate::sync::Lock;
-use crate::table::{self, AWAITED, DUPED, SHARED};
+use crate::table::{self, AWAITED, DUPED, SHARED, USED};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, epoll_event};
@@ -92,8 +92,8 @@ pub fn dialled(fd: c_int, conn: &'static Conn) -> bool {
         let local = conn.local();
         // Nobody changes the items before they are there.
         let _lg = local.lock.lock();
-        let (marks, seen) = (table::marks(fd), table::is_tcp(fd));
-        let numbers = numbers(fd);
+        let (seen, numbers) = (table::is_tcp(fd), numbers(fd));
+        let marks = numbers.iter().fold(0, |m, n| m | table::marks(*n));
         for n in &numbers {
             if !table::put_conn(*n, conn) {
                 return false;
@@ -101,8 +101,10 @@ pub fn dialled(fd: c_int, conn: &'static Conn) -> bool {
         }
         local.fds.store(numbers.len() as u32, SeqCst);
         // Who made the socket, and has it as well, is not known.
-        if (!seen || marks & SHARED != 0) && conn.phase() != Phase::Plain {
-            conn.why(Why::Shared);
+        let elsewhere = (!seen || marks & SHARED != 0).then_some(Why::Shared);
+        let in_kernel = (marks & USED != 0).then_some(Why::Unseen);
+        if let Some(why) = elsewhere.or(in_kernel).filter(|_| conn.phase() != Phase::Plain) {
+            conn.why(why);
             conn.set_phase(Phase::Plain);
         }
         let found: Vec<_> =
@@ -123,6 +125,22 @@ pub fn dialled(fd: c_int, conn: &'static Conn) -> bool {
         }
         conn.unknown_items.store(unknown.len() as u32, SeqCst);
         true
+    })
+}
+
+/// A call on the socket `fd` that is no connection is about to begin: where it waits, for a connection that another thread
+/// dials, nobody but the kernel can end it. Returns false if `fd` is something else.
+pub fn used(fd: c_int) -> bool {
+    let marks = || table::marks(fd) & USED != 0 || !process::has_threads() || table::mark(fd, USED);
+    table::is_tcp(fd) && !process::is_guest() && marks()
+}
+
+/// The connection that `fd` is, for a call that may wait for it.
+pub fn conn(fd: c_int) -> Option<&'static Conn> {
+    table::conn(fd).or_else(|| {
+        used(fd);
+        // Another thread may have been quicker.
+        table::conn(fd)
     })
 }
 

@@ -20,7 +20,7 @@ use crate::sys::{self, sys, Errno};
 use crate::table;
 use crate::visit;
 use crate::wire::{self, Scan};
-use crate::{chaos, process};
+use crate::{chaos, early, process};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 
@@ -244,7 +244,7 @@ enum Step {
 
 /// What a call on `fd` is about, with a number of it, where that is ours to serve.
 fn live(fd: c_int, flags: c_int, begun: bool) -> (c_int, Option<&'static Conn>) {
-    let (fd, conn) = if begun { pins::find(fd) } else { (fd, table::conn(fd)) };
+    let (fd, conn) = if begun { pins::find(fd) } else { (fd, early::conn(fd)) };
     let served = conn.filter(|c| match c.phase() {
         // What is in the error queue is the kernel's, and never waited for.
         Phase::Raw | Phase::Managed | Phase::Away => flags & libc::MSG_ERRQUEUE == 0,

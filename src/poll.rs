@@ -3,6 +3,7 @@
 use crate::bell;
 use crate::chaos;
 use crate::conn::{Conn, Phase, END_EOF};
+use crate::early;
 use crate::epoll;
 use crate::io::end_peek;
 use crate::layout::BELLS;
@@ -75,6 +76,9 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     let mut ours = false;
     for p in fds.iter() {
+        if early::used(p.fd) && table::is_tcp(p.fd) {
+            continue;
+        }
         match table::get(p.fd) {
             Entry::Conn(c) => {
                 if c.is_inherited() {

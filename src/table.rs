@@ -67,8 +67,10 @@ pub const AWAITED: usize = 4;
 pub const DUPED: usize = 8;
 /// It was open at a fork, or was passed to somebody.
 pub const SHARED: usize = 16;
+/// A call on it has begun in the kernel, and may be there still.
+pub const USED: usize = 32;
 /// No record's address is below.
-const RECORDS: usize = 32;
+const RECORDS: usize = 64;
 
 const fn is_early(v: usize) -> bool {
     v & TCP != 0 && v < RECORDS
@@ -134,7 +136,7 @@ pub fn put_duped(old: c_int, new: c_int) -> bool {
 
 /// What is noted of a TCP socket that is no connection (yet).
 pub fn marks(fd: c_int) -> usize {
-    cell(fd).map_or(0, |c| c.load(SeqCst)) & if is_tcp(fd) { AWAITED | DUPED | SHARED } else { 0 }
+    cell(fd).map_or(0, |c| c.load(SeqCst)) & if is_tcp(fd) { AWAITED | DUPED | SHARED | USED } else { 0 }
 }
 
 /// `fd`, a TCP socket of which nothing is noted, is this connection from now on. Returns false, and changes nothing, if it is

@@ -5,7 +5,7 @@ use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::sys::{sys, Errno};
-use crate::{poll, process, pump, table, visit};
+use crate::{early, poll, process, pump, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, off64_t};
 
@@ -16,7 +16,7 @@ const CHUNK: usize = 64 << 10;
 /// # Safety
 /// As for the call.
 pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
-    let Some(c) = table::conn(out) else { return Outcome::Bypass };
+    let Some(c) = early::conn(out) else { return Outcome::Bypass };
     if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
         return Outcome::Bypass;
     }

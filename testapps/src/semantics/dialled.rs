@@ -5,7 +5,7 @@ use super::found::{pair, warm};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{
-    EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLOUT,
+    EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, POLLOUT,
 };
 use std::os::fd::RawFd;
 
@@ -24,6 +24,19 @@ pub const CHECKS: &[Check] = &[
     ("early-dup", duplicate),
     ("early-fork", forked),
     ("early-pass", passed),
+    ("early-recv-while-it-dials", |cx| waits_while_it_dials(cx, |fd| sys::recv(fd, &mut [0], 0).map(|n| n == 1))),
+    ("early-poll-while-it-dials", |cx| {
+        waits_while_it_dials(cx, |fd| sys::poll1(fd, POLLIN, 10_000).map(|r| r == POLLIN))
+    }),
+    ("early-epoll-while-it-dials", |cx| {
+        waits_while_it_dials(cx, |fd| {
+            let ep = sys::epoll_create()?;
+            sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 2)?;
+            let got = sys::epoll_wait(ep, 4, 10_000)?;
+            sys::close(ep)?;
+            Ok(got == [(EPOLLIN as u32, 2)])
+        })
+    }),
 ];
 
 /// Both ends of a new connection; `with` gets the socket before it is dialled.
@@ -380,5 +393,49 @@ fn passed(cx: &mut Cx) -> Res {
     let (a, b) = pair()?;
     warm(a, b, 4)?;
     close(&[a, b])?;
+    cx.warm(4, 0)
+}
+
+/// A thread waits for a socket that another thread dials, for a second or so: the queue of those to be accepted is full.
+fn waits_while_it_dials(cx: &mut Cx, wait: fn(RawFd) -> sys::R<bool>) -> Res {
+    let (l, port) = sys::listen(0, 0)?;
+    let mut queue = Vec::new();
+    for _ in 0..3 {
+        let fd = sys::tcp_socket()?;
+        sys::nonblock(fd, true)?;
+        let _ = sys::connect_to(fd, port);
+        queue.push(fd);
+    }
+    util::pause_ms(50);
+    let a = sys::tcp_socket()?;
+    let dials = std::thread::spawn(move || sys::connect_to(a, port));
+    util::pause_ms(300);
+    ensure!(!dials.is_finished(), "the queue is not full");
+    let waits = std::thread::spawn(move || wait(a));
+    util::pause_ms(100);
+    let mine = sys::sockname(a, false)?;
+    let mut b = -1;
+    while b < 0 {
+        let fd = sys::accept(l, 0)?;
+        if sys::sockname(fd, true)? == mine {
+            b = fd;
+        } else {
+            sys::close(fd)?;
+        }
+    }
+    same!(dials.join().map_err(|_| Why("the thread".into()))?, Ok(()), "connect");
+    for round in 0..100u8 {
+        sys::write_all(a, &[round; 16])?;
+        sys::read_exact(b, &mut [0; 16])?;
+        if round % 8 == 7 {
+            util::pause_ms(3);
+        }
+    }
+    util::pause_ms(50);
+    ensure!(!waits.is_finished(), "the thread sees something where there is nothing");
+    sys::write_all(b, &[1])?;
+    same!(waits.join().map_err(|_| Why("the thread".into()))?, Ok(true), "what the thread sees");
+    close(&queue)?;
+    close(&[a, b, l])?;
     cx.warm(4, 0)
 }
