@@ -160,32 +160,39 @@ def cmake(source, name, *options, target=None):
 class Place:
     """One variant of one suite: its environment, and its reports."""
 
-    def __init__(self, folder, variant, preload, seed, links=None):
+    def __init__(self, folder, variant, preload, seed, links=None, warm=None):
         self.folder = folder
         self.variant = variant
         self.preload = preload
+        self.warm = warm
         # An RDMA device is that of one network only.
         self.apart = ["-m"] if links else ["-n", "-m"]
         os.makedirs(folder)
         os.chmod(folder, 0o777)
         self.env = clean_env()
         settings = VARIANTS[variant]
+        libraries = [warm] if warm else []
         if settings is not None:
-            self.env["LD_PRELOAD"] = preload
+            libraries.append(preload)
             self.env["RINGSOCK_REPORT"] = os.path.join(folder, "report-%p.json")
             self.env.update({k: v.format(seed=seed) for k, v in settings.items()})
             if links:
                 self.env["RINGSOCK_LINKS"] = links
+        if libraries:
+            self.env["LD_PRELOAD"] = ":".join(libraries)
 
     def command(self, command, log, timeout, cwd=None, env=None):
         """Runs tests, preloaded where the variant is; gives the exit status (None: out of time) and the output."""
         full = {**self.env, **(env or {})}
-        names = [f"{k}={full.pop(k)}" for k in list(full) if k == "LD_PRELOAD" or k.startswith("RINGSOCK_")]
+        if self.warm:
+            full["WARM_TABLE"] = os.path.join(self.folder, log + ".warm")
+        names = [f"{k}={full.pop(k)}" for k in list(full) if k == "LD_PRELOAD" or k.startswith(("RINGSOCK_", "WARM_"))]
         wrapped = ["env", *names, *command]
         if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip"):
             new = os.path.join(self.folder, "tmp")
             os.makedirs(new, exist_ok=True)
-            stays = below_tmp(ROOT, target_dir(), os.path.dirname(self.preload), cwd or os.getcwd(), full.get("TMPDIR"))
+            libraries = [os.path.dirname(p) for p in (self.preload, self.warm) if p]
+            stays = below_tmp(ROOT, target_dir(), *libraries, cwd or os.getcwd(), full.get("TMPDIR"))
             wrapped = ["unshare", *self.apart, "sh", "-c", APART, "sh", new, *stays, "--", *wrapped]
         path = os.path.join(self.folder, log)
         with open(path, "wb") as out:

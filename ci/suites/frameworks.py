@@ -62,7 +62,7 @@ def twisted(python):
         command = [python, "-m", "twisted.trial", "--reporter=bwverbose", "--unclean-warnings", *tests]
         status, text = place.command(command, "twisted.log", SECONDS, cwd=place.folder)
         results = {}
-        for test, result in re.findall(r"^(twisted\.\S+) \.\.\. +\[(\w+)\]$", text, re.MULTILINE):
+        for test, result in re.findall(r"^(twisted\.\S+) \.\.\. +\[(\w+)\]", text, re.MULTILINE):
             results[test] = {"OK": PASS, "FAIL": FAIL, "ERROR": FAIL}.get(result, SKIP)
         if status not in (0, 1) or not results:
             results["twisted:all"] = FAIL
