@@ -27,11 +27,8 @@ impl World {
         }
         self.faults.lied = true;
         self.faults.liar[1 - e] = true;
-        match Frame::decode(&bytes) {
-            Some(Frame::Back { .. }) => self.faults.gave_wrong[1 - e] = true,
-            Some(Frame::Return { .. }) => self.faults.returned[1 - e] = true,
-            _ => {}
-        }
+        let given = matches!(Frame::decode(&bytes), Some(Frame::Back { .. } | Frame::Return { .. }));
+        self.faults.out_of_turn[1 - e] |= given;
         let q = &mut self.pipes[1 - e].q;
         if q.len() >= FRAME_LEN && r & 0x20_0000 != 0 {
             q.drain(..FRAME_LEN);

@@ -2,6 +2,7 @@
 
 use crate::world::*;
 use ringsock_core::switch::{End, RxPath, Switch};
+use ringsock_core::wire::mark;
 use std::sync::Arc;
 
 fn world(a: &[u8], b: &[u8]) -> World {
@@ -156,5 +157,67 @@ fn a_return_before_what_was_to_be_given_back() {
         ],
     );
     w.finish(true).unwrap();
-    assert!(w.faults.gave_wrong[A] && w.ends[B].read > 0);
+    assert!(w.faults.out_of_turn[A] && w.ends[B].read > 0);
+}
+
+/// An end says `Return` before it has read the mark, and its peer, which believes it, is killed while it repeats: the mark
+/// goes with what the kernel had not sent yet, and the end that is read then is the liar's own affair.
+#[test]
+fn a_return_before_the_mark_of_a_peer_that_is_killed() {
+    let stream = [vec![7; 73], Vec::new()];
+    let mut w = World::new(Arc::new(Cfg { stream, pipe_cap: 63, ring_cap: 10, remote: true }));
+    play(
+        &mut w,
+        &[
+            Action::Propose,
+            Action::Msg(A),
+            Action::Msg(B),
+            Action::Mark(B),
+            Action::Write(A, 99),
+            Action::Flush(B, 32),
+            Action::Read(A, 0),
+            Action::Mark(A),
+            Action::Read(B, 32),
+            Action::Lie(A, 560085346),
+            Action::Write(A, 10),
+            Action::Read(A, 24),
+            Action::Kill(A),
+        ],
+    );
+    assert!(w.faults.out_of_turn[B] && w.ends[A].sent == 73);
+    w.finish(true).unwrap();
+    assert!(w.reset && w.ends[B].read == 63);
+}
+
+/// An end says `Return` twice, and the end of the answer comes when it takes bytes for the program's: its own affair.
+#[test]
+fn a_return_that_is_said_again() {
+    let m = mark(&nonce(DECOY, A));
+    let mut w =
+        World::new(Arc::new(Cfg { stream: [[m, m].concat(), Vec::new()], pipe_cap: 56, ring_cap: 1, remote: false }));
+    play(
+        &mut w,
+        &[
+            Action::Write(A, 1),
+            Action::Propose,
+            Action::Msg(A),
+            Action::Hurry(B),
+            Action::Msg(B),
+            Action::Write(B, 0),
+            Action::Control(A, 24),
+            Action::Control(B, 0),
+            Action::Write(A, 0),
+            Action::Read(B, 0),
+            Action::Write(B, 0),
+            Action::Lie(A, 223260914),
+            Action::Read(A, 5),
+            Action::Read(A, 19),
+            Action::Write(A, 1),
+            Action::Read(B, 24),
+            Action::Read(B, 24),
+            Action::Read(B, 1),
+        ],
+    );
+    assert!(w.faults.out_of_turn[B]);
+    w.finish(true).unwrap();
 }

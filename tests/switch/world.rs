@@ -138,10 +138,9 @@ pub struct Faults {
     pub lied: bool,
     /// Who lied: what comes from there is its own affair.
     pub liar: [bool; 2],
-    /// Who gave back what it had not got, or only after its `Return`: what it gets is its own affair, too.
-    pub gave_wrong: [bool; 2],
-    /// Who said `Return` before its time.
-    pub returned: [bool; 2],
+    /// Who said `Back` or `Return` out of turn, and so made its peer repeat what it need not: what it gets is its own
+    /// affair, too.
+    pub out_of_turn: [bool; 2],
     /// A gave up waiting for the mark of a broken handshake and closed its stream.
     pub timed_out: bool,
 }
@@ -433,7 +432,7 @@ impl World {
         let other = &self.cfg.stream[1 - e];
         ensure!(!end.eof || bytes.is_empty() || self.faults.lied, "bytes after EOF");
         let until = end.read + bytes.len();
-        if self.faults.liar[1 - e] || self.faults.gave_wrong[e] {
+        if self.faults.liar[1 - e] || self.faults.out_of_turn[e] {
             end.read = until;
             return Ok(());
         }
@@ -446,7 +445,7 @@ impl World {
 
     fn eof(&mut self, e: usize) -> Check {
         let (end, peer) = (&self.ends[e], &self.ends[1 - e]);
-        let complete = end.read == peer.sent || self.faults.liar[1 - e] || self.faults.gave_wrong[e];
+        let complete = end.read == peer.sent || self.faults.liar[1 - e] || self.faults.out_of_turn[e];
         ensure!(complete, "end {e}: EOF after {} of {} bytes", end.read, peer.sent);
         ensure!(peer.want_fin || !peer.alive, "end {e}: EOF from nowhere");
         self.ends[e].eof = true;
@@ -671,7 +670,6 @@ impl World {
             }
         }
         let end = &self.ends[e];
-        self.faults.gave_wrong[e] |= self.faults.returned[e] && !end.sw.giving().is_empty();
         ensure!(end.sw.tx() != TxPath::Ring || self.rings[e].begun, "end {e}: a mark that nobody was told of");
         // Rule: the peer may not ask for bytes that it has already given back.
         let replay = end.sw.replay();
