@@ -47,7 +47,7 @@ fn span() -> i64 {
 }
 
 /// Whether a call that could take the short way is to take the general one, which is to be tested too.
-#[inline]
+#[inline(always)]
 pub fn detours() -> bool {
     is_on() && next() & 1 == 0
 }
@@ -87,7 +87,7 @@ pub fn hurries() -> bool {
 }
 
 /// In a place where other threads or processes may come in between: now and then lets them.
-#[inline]
+#[inline(always)]
 pub fn stumble() {
     if is_on() {
         fall();

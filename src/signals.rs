@@ -22,6 +22,7 @@ use crate::sys::{sys, SysResult};
 use crate::thread::{me, Thread};
 use core::arch::global_asm;
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use libc::{c_int, c_long, siginfo_t};
 
@@ -194,7 +195,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         }
     });
     // The handler may sleep in calls of its own.
-    let sleep = me(|t| (t.asleep.get(), t.at_wake.get()));
+    let sleep = me(|t| (t.asleep.replace(false), t.at_wake.get(), t.any.replace(false)));
     // SAFETY: the program gave this function for a handler. Without `SA_SIGINFO` it looks at fewer arguments.
     unsafe {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = core::mem::transmute(handler);
@@ -203,6 +204,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
     me(|t| {
         t.asleep.set(sleep.0);
         t.at_wake.set(sleep.1);
+        t.any.set(sleep.2);
     });
 }
 
@@ -487,6 +489,43 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
         r
     };
     me(|t| t.any.set(was));
+    result(r)
+}
+
+/// The same for the only thread of a program, which nobody can cancel, and a call that handlers with `SA_RESTART` do not end.
+/// `if_left(arg)` is called if a handler jumps out.
+///
+/// # Safety
+/// As for [`sleep`]; `arg` is what `if_left` wants, until this returns.
+#[inline(always)]
+pub unsafe fn sleep_alone(
+    n: c_long,
+    args: [usize; 6],
+    since: Since,
+    if_left: unsafe extern "C" fn(*mut c_void),
+    arg: *mut c_void,
+) -> SysResult {
+    let call = Call([n as usize, args[0], args[1], args[2], args[3], args[4], args[5]]);
+    let mut buffer = MaybeUninit::<Cleanup>::uninit();
+    // SAFETY: `buffer` lives until the pop, and the push fills in what that looks at; the counter is this thread's own; the
+    // caller vouches for the system call's arguments. Nothing here needs to be dropped.
+    let r = unsafe {
+        _pthread_cleanup_push(buffer.as_mut_ptr(), if_left, arg);
+        let r = me(|t| {
+            let depth = t.falls_asleep();
+            let r = ringsock_sleep(&call, t.hard.as_ptr(), since.hard);
+            t.wakes_up(depth);
+            r
+        });
+        _pthread_cleanup_pop(buffer.as_mut_ptr(), 0);
+        r
+    };
+    result(r)
+}
+
+/// What a system call has returned.
+#[inline(always)]
+fn result(r: isize) -> SysResult {
     if (-4095..0).contains(&r) {
         Err(-r as i32)
     } else {

@@ -95,7 +95,7 @@ pub(crate) fn me<R>(f: impl FnOnce(&Thread) -> R) -> R {
                 "mov {at}, qword ptr [rip + ringsock_me@GOTTPOFF]",
                 "add {at}, qword ptr fs:0",
                 at = out(reg) at,
-                options(pure, readonly, nostack),
+                options(pure, nomem, nostack),
             );
             f(&*at)
         }
@@ -130,6 +130,7 @@ impl Thread {
 
     /// The thread is about to sleep, perhaps in a critical section: what came there has its handlers. Whoever calls this
     /// undoes what is half done, if one of them jumps out. Gives what [`Thread::wakes_up`] wants.
+    #[inline(always)]
     pub(crate) fn falls_asleep(&self) -> u32 {
         let depth = self.depth.replace(0);
         compiler_fence(SeqCst);
@@ -140,6 +141,7 @@ impl Thread {
     }
 
     /// It sleeps no more, and the critical section goes on.
+    #[inline(always)]
     pub(crate) fn wakes_up(&self, depth: u32) {
         compiler_fence(SeqCst);
         self.depth.set(depth);
@@ -170,7 +172,7 @@ pub fn forget_tid() {
 }
 
 /// Begins a critical section; returns the thread's id.
-#[inline]
+#[inline(always)]
 pub(crate) fn enter() -> u32 {
     me(|t| {
         t.depth.set(t.depth.get() + 1);
@@ -180,7 +182,7 @@ pub(crate) fn enter() -> u32 {
 }
 
 /// Ends a critical section, and lets signals that came in it have their handlers.
-#[inline]
+#[inline(always)]
 pub(crate) fn leave() {
     me(|t| {
         compiler_fence(SeqCst);
@@ -207,6 +209,7 @@ pub(crate) struct Critical;
 
 impl Critical {
     /// Begins one; it ends when the value is dropped.
+    #[inline(always)]
     pub(crate) fn new() -> Critical {
         enter();
         Critical
@@ -214,6 +217,7 @@ impl Critical {
 }
 
 impl Drop for Critical {
+    #[inline(always)]
     fn drop(&mut self) {
         leave();
     }

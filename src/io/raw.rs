@@ -154,6 +154,7 @@ pub(super) fn pause(call: &mut Call, begun: bool, if_left: &mut dyn FnMut()) -> 
 }
 
 /// A thread is inside the kernel no more with a call that is counted.
+#[inline(always)]
 pub(super) fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
     chaos::stumble();
     if inside.fetch_sub(1, SeqCst) == 1 && conn.phase() == Phase::Managed {
@@ -313,6 +314,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
     }
 }
 
+#[inline(always)]
 pub(super) fn note_call(conn: &Conn, may_wait: bool) {
     if may_wait && !conn.evidence.load(Relaxed) {
         conn.evidence.store(true, Relaxed);

@@ -71,16 +71,29 @@ fn is_young(conn: &Conn, flags: c_int) -> bool {
     flags & !libc::MSG_NOSIGNAL == 0
         && conn.calls.load(Relaxed).saturating_add(1) < conn.next_try.load(Relaxed)
         && !conn.is_inherited()
+        // So that it holds no connection open, either (`pins`).
         && !process::has_threads()
         && !conn.nonblock.load(Relaxed)
         && !conn.gentle.load(Relaxed)
         && !conn.hold.load(Relaxed)
         && conn.lost.load(Relaxed) == 0
-        && !pins::is_held()
         && !chaos::detours()
 }
 
-/// The call, counted, and its thread as long as it is in the kernel: by `inside`, which the caller is to take back. `None`: it
+/// A thread in the kernel, and where it is counted.
+struct Inside<'a> {
+    conn: &'static Conn,
+    count: &'a AtomicU32,
+}
+
+/// It does not come back.
+unsafe extern "C" fn left(arg: *mut c_void) {
+    // SAFETY: `call`'s own record, in a frame that is being left and still there.
+    let inside = unsafe { &*arg.cast::<Inside>() };
+    leave_kernel(inside.conn, inside.count);
+}
+
+/// The call, counted, and its thread as long as it is in the kernel: by `count`, which the caller is to take back. `None`: it
 /// was not made. In a critical section, which it leaves while it sleeps.
 ///
 /// # Safety
@@ -89,18 +102,18 @@ fn is_young(conn: &Conn, flags: c_int) -> bool {
 unsafe fn call(
     conn: &'static Conn,
     fd: c_int,
-    inside: &AtomicU32,
+    count: &AtomicU32,
     nr: libc::c_long,
     args: [usize; 6],
 ) -> Option<sys::SysResult> {
     let since = Since::now();
-    inside.fetch_add(1, SeqCst);
+    count.fetch_add(1, SeqCst);
     if conn.phase() != Phase::Raw || !conn.is_at(fd) {
-        leave_kernel(conn, inside);
+        leave_kernel(conn, count);
         return None;
     }
     note_call(conn, true);
-    let mut if_left = || leave_kernel(conn, inside);
-    // SAFETY: the caller's promise; no lock is held.
-    Some(unsafe { signals::sleep(nr, args, Sleep { since, any: false, if_left: &mut if_left }) })
+    let mut inside = Inside { conn, count };
+    // SAFETY: the caller's promise; no lock is held, and `inside` lives until it returns.
+    Some(unsafe { signals::sleep_alone(nr, args, since, left, (&raw mut inside).cast()) })
 }
