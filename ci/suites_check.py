@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, frameworks, haproxy, jdk, memcached, mosquitto, node, postgres, redis, ruby, uvloop
+from suites import cpython, crates, events, frameworks, haproxy, jdk, memcached, mosquitto, node, perl, postgres, redis, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -49,6 +49,7 @@ BY_NAME = {
     "jdk": jdk.prepare,
     "memcached": memcached.prepare,
     "mosquitto": mosquitto.prepare,
+    "perl": perl.prepare,
     "redis": redis.prepare,
 }
 
