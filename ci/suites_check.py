@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, events, frameworks, haproxy, jdk, memcached, mosquitto, node, perl, postgres, redis, ruby, uvloop
+from suites import cpython, crates, erlang, events, frameworks, gevent, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -46,10 +46,13 @@ SUITES = {
 # Run by name only: they take ten minutes and more, and Redis' and memcached's have time limits of their own that the
 # chaos variant does not keep.
 BY_NAME = {
+    "erlang": erlang.prepare,
+    "gevent": gevent.prepare,
     "jdk": jdk.prepare,
     "memcached": memcached.prepare,
     "mosquitto": mosquitto.prepare,
     "perl": perl.prepare,
+    "php": php.prepare,
     "redis": redis.prepare,
 }
 
@@ -69,6 +72,7 @@ FLAKY = [
     ("haproxy", "chaos", r"reg-tests/log/load_balancing\.vtc", "gives 500 exchanges, one after the other, 10 s; chaos holds calls up for as long as 15 ms"),
     ("libuv", "chaos", r"tcp_ping_pong", "gives 1,000 exchanges, one after the other, 5 s; chaos holds calls up for as long as 15 ms"),
     ("node", "chaos", r"parallel/test-http2-forget-closed-streams\.js", "10,000 requests, one after the other, get a minute here; chaos holds calls up for as long as 15 ms"),
+    ("erlang", ".*", r"gen_tcp_misc_SUITE:accept_timeouts.*", "gives an accept 100 ms; fails on a busy machine"),
     ("libevent", ".*", r".*:http/bad_request", "gives an exchange 10 ms; fails natively on a busy machine"),
 ]
 
