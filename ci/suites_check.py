@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, erlang, events, frameworks, gevent, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
+from suites import cpython, crates, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -48,6 +48,7 @@ SUITES = {
 BY_NAME = {
     "erlang": erlang.prepare,
     "gevent": gevent.prepare,
+    "gio": gio.prepare,
     "jdk": jdk.prepare,
     "memcached": memcached.prepare,
     "mosquitto": mosquitto.prepare,
