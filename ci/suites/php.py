@@ -24,7 +24,7 @@ def unit(source, folder):
         os.system(f"cp -r {source}/{folder} {copy}/{folder}; cp {source}/run-tests.php {copy}/")
         _, text = place.command(command, log, SECONDS, cwd=copy, env=env)
         results = {}
-        for result, test in re.findall(r"^(PASS|FAIL|SKIP|XFAIL|BORK|WARN) .*?\[(\S+\.phpt)\]", text, re.M):
+        for result, test in re.findall(r"(?:^|[\r\]])(PASS|FAIL|SKIP|XFAIL|BORK|WARN) [^\r\n]*?\[(\S+\.phpt)\]", text, re.M):
             results[test] = {"PASS": PASS, "FAIL": FAIL}.get(result, SKIP)
         if not results:
             results[folder + ":all"] = FAIL

@@ -24,6 +24,11 @@ impl Real {
         Real { at: AtomicPtr::new(core::ptr::null_mut()), name, missing }
     }
 
+    /// Its name.
+    pub fn name(&self) -> &'static CStr {
+        self.name
+    }
+
     /// The function's address, never null.
     #[inline(always)]
     pub fn get(&self) -> *const c_void {
@@ -128,14 +133,24 @@ pub unsafe fn straight<R: Return, const N: usize>(n: c_long, args: [usize; N]) -
 }
 
 /// Where a library lies in which the function `of` is: `from..to`, nowhere as long as it was not found.
-struct Library {
+pub struct Library {
     of: usize,
     from: usize,
     to: usize,
 }
 
 impl Library {
-    fn has(&self, function: *const c_void) -> bool {
+    /// The one that has the function at `of`.
+    pub fn with(of: usize) -> Library {
+        let mut pair = [Library { of, from: 0, to: 0 }, Library { of, from: 0, to: 0 }];
+        // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut pair).cast()) };
+        let [library, _] = pair;
+        library
+    }
+
+    /// Whether a function is there.
+    pub fn has(&self, function: *const c_void) -> bool {
         (self.from..self.to).contains(&(function as usize))
     }
 }
@@ -264,9 +279,15 @@ macro_rules! table {
             );
         )*
 
+        /// All of them.
+        pub static ALL: &[&Real] = &[$(&$name),*];
+
+        /// How many there are.
+        pub const COUNT: usize = [$(stringify!($name)),*].len();
+
         /// Finds all functions at once, so that later no hook calls the dynamic linker.
         pub fn resolve_all() {
-            for real in [$(&$name),*] {
+            for real in ALL {
                 real.get();
             }
             know_libc();
@@ -301,6 +322,8 @@ table! {
     fdopen, fclose, fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, popen, opendir,
     dprintf, __dprintf_chk, vdprintf, __vdprintf_chk,
     aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64,
+    // plugins.rs
+    dlopen or no_library,
     // process.rs
     posix_spawn, posix_spawnp, posix_spawn_file_actions_init, posix_spawn_file_actions_adddup2,
     syscall, prctl, daemon, dlmopen, fork, _Fork or libc::fork, vfork, clone, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
@@ -312,6 +335,10 @@ table! {
 
 extern "C" fn no_such_function() -> c_long {
     fail(libc::ENOSYS)
+}
+
+extern "C" fn no_library() -> *mut c_void {
+    core::ptr::null_mut()
 }
 
 /// A raw system call, as a libc function would return it.

@@ -20,6 +20,8 @@ pub const CHECKS: &[Check] = &[
     ("stopped-for-a-while", stopped),
     ("daemon", daemon),
     ("second-libc", second_libc),
+    ("plugin-with-its-own-names-first", |cx| plugin(cx, libc::RTLD_DEEPBIND)),
+    ("plugin", |cx| plugin(cx, 0)),
     ("sigurg", sigurg),
     ("aio", aio),
     ("deferred-accept", |cx| listener(cx, libc::TCP_DEFER_ACCEPT, false)),
@@ -259,6 +261,65 @@ fn second_libc(cx: &mut Cx) -> Res {
     let n = unsafe { receive(cx.fd, b.as_mut_ptr().cast(), b.len(), libc::MSG_WAITALL) };
     same!(n, 500, "a recv of another libc");
     cx.take(&b)?;
+    cx.warm(20, 0)
+}
+
+/// A plugin uses the connection beside the program. With `RTLD_DEEPBIND` its calls lead to libc past whatever was preloaded.
+fn plugin(cx: &mut Cx, how: c_int) -> Res {
+    type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
+    type Receive = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
+    type Poll = unsafe extern "C" fn(c_int, i16, c_int) -> c_int;
+    let path = std::env::current_exe().map_err(|e| Why(e.to_string()))?.with_file_name("libringsock_plugin.so");
+    if !path.exists() {
+        return untried(&format!("{} is not there", path.display()));
+    }
+    let path = std::ffi::CString::new(path.into_os_string().into_encoded_bytes()).map_err(|e| Why(e.to_string()))?;
+    // SAFETY: names that end with a NUL; the symbols have these types.
+    let (send, receive, poll) = unsafe {
+        let lib = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | how);
+        if lib.is_null() {
+            return Err(Why(format!("dlopen: {:?}", CStr::from_ptr(libc::dlerror()))));
+        }
+        ensure!(libc::dlerror().is_null(), "an error after dlopen has found the library");
+        (
+            core::mem::transmute::<*mut c_void, Send>(libc::dlsym(lib, c"plugin_send".as_ptr())),
+            core::mem::transmute::<*mut c_void, Receive>(libc::dlsym(lib, c"plugin_recv".as_ptr())),
+            core::mem::transmute::<*mut c_void, Poll>(libc::dlsym(lib, c"plugin_poll".as_ptr())),
+        )
+    };
+    cx.leave_tcp()?;
+    let before = sys::tcp_bytes(cx.fd)?;
+    for i in 0..50 {
+        let n = 10 + 7 * i;
+        // Now the program sends, now the plugin, and who receives changes at half that rate.
+        if i % 2 == 0 {
+            cx.send(n)?;
+        } else {
+            let b = cx.out(n);
+            // SAFETY: the buffer is of that length.
+            same!(unsafe { send(cx.fd, b.as_ptr().cast(), n, 0) }, n as isize, "a plugin's send");
+        }
+        cx.tell(Op::Recv, n as u64, 0, 0)?;
+        cx.later(2, n as u64)?;
+        // SAFETY: no preconditions.
+        same!(unsafe { poll(cx.fd, POLLIN, 5000) }, POLLIN.into(), "a plugin's poll");
+        let mut b = vec![0u8; n];
+        if i % 4 < 2 {
+            // SAFETY: the buffer is of that length.
+            same!(
+                unsafe { receive(cx.fd, b.as_mut_ptr().cast(), n, libc::MSG_WAITALL) },
+                n as isize,
+                "a plugin's recv"
+            );
+        } else {
+            same!(sys::recv(cx.fd, &mut b, libc::MSG_WAITALL)?, n, "the program's recv");
+        }
+        cx.take(&b)?;
+        cx.wait()?;
+    }
+    if cx.ring {
+        same!(sys::tcp_bytes(cx.fd)?, before, "the bytes by TCP");
+    }
     cx.warm(20, 0)
 }
 
