@@ -2,7 +2,7 @@
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
-Mosquitto's, Redis'. Both ends of nearly all their connections are in the
+Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's. Both ends of nearly all their connections are in the
 preloaded processes, so these must leave TCP: a suite of which no connection
 did counts as failed.
 
@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
+from suites import cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -46,6 +46,7 @@ SUITES = {
 # Run by name only: they take ten minutes and more, and Redis' and memcached's have time limits of their own that the
 # chaos variant does not keep.
 BY_NAME = {
+    "curl": curl.prepare,
     "erlang": erlang.prepare,
     "gevent": gevent.prepare,
     "gio": gio.prepare,
