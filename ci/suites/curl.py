@@ -1,0 +1,46 @@
+"""curl's own tests, from Debian's source: its client and the servers of the tests, for each of its protocols."""
+
+import os
+import re
+
+from .frame import FAIL, PASS, SKIP, debian_source, home, need, run
+
+# As many tests of the list as a unit runs, and the last number of those that are run.
+AT_ONCE = 100
+LAST = 1100
+SECONDS = 900
+
+
+def unit(build, source, first):
+    def run_it(place):
+        # It writes where it is, and finds what was built beside that.
+        work = os.path.join(place.folder, f"part-{first}", "tests")
+        os.makedirs(work)
+        for name in ("src", "lib", "curl-config", "Makefile"):
+            os.symlink(os.path.join(build, name), os.path.join(work, "..", name))
+        for name in ("server", "libtest", "unit", "configurehelp.pm", "Makefile"):
+            os.symlink(os.path.join(build, "tests", name), os.path.join(work, name))
+        tests = os.path.join(source, "tests")
+        command = ["perl", "-I" + tests, os.path.join(tests, "runtests.pl"), "-n", "-a", "-am", "!TFTP", str(first), "to", str(first + AT_ONCE - 1)]
+        _, text = place.command(command, f"{first}.log", SECONDS, cwd=work, env={"srcdir": tests, "HOME": place.folder})
+        results = {}
+        for result, test in re.findall(r"^(PASS|FAIL|SKIP): (\d+)", text, re.M):
+            results[test] = {"PASS": PASS, "FAIL": FAIL}.get(result, SKIP)
+        return results or {f"{first}:all": FAIL}
+
+    return run_it
+
+
+def prepare():
+    need("gcc", "make", "perl", "libssl-dev", "libnghttp2-dev", "stunnel4", "zlib1g-dev")
+    source = debian_source("curl")
+    build = os.path.join(home(), "curl-build")
+    if not os.path.exists(os.path.join(build, "ci-done")):
+        os.makedirs(build, exist_ok=True)
+        log = build + ".log"
+        options = ["--with-openssl", "--without-libpsl", "--disable-ldap", "--disable-shared", "--enable-debug"]
+        run([os.path.join(source, "configure"), *options], log=log, cwd=build)
+        run(["make", "-j2"], log=log, cwd=build, timeout=1200)
+        run(["make", "-C", "tests", "-j2"], log=log, cwd=build, timeout=1200)
+        open(os.path.join(build, "ci-done"), "w", encoding="utf-8").close()
+    return [(f"from {i}", unit(build, source, i)) for i in range(1, LAST, AT_ONCE)]
