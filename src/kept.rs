@@ -1,5 +1,6 @@
 //! Bytes that were taken out of a TCP stream for somebody who gets them later.
 
+use crate::copy::{copy, Fault};
 use crate::shm::{self, Map};
 use crate::side::Side;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -82,18 +83,23 @@ impl Kept {
         self.end = (self.end + n).min(self.cap);
     }
 
-    /// Takes up to `len` of the first ones. Returns the count.
+    /// Takes up to `len` of the first ones, or (not `COPY`) forgets them. Returns the count.
     ///
     /// # Safety
-    /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
-    pub unsafe fn take(&mut self, dst: *mut u8, len: usize) -> usize {
+    /// `dst` must be the program's for `len` bytes, or writable.
+    pub unsafe fn take<const COPY: bool>(&mut self, dst: *mut u8, len: usize) -> Result<usize, Fault> {
         let n = len.min(self.len());
-        if n > 0 && !dst.is_null() {
+        if COPY && n > 0 {
             // SAFETY: `n` bytes are there; `dst` by the caller's promise.
-            unsafe { core::ptr::copy_nonoverlapping(self.ptr.add(self.start), dst, n) };
+            unsafe { copy(self.ptr.add(self.start), dst, n) }?;
         }
         self.start += n;
-        n
+        Ok(n)
+    }
+
+    /// Forgets up to `len` of the first ones.
+    pub fn pass(&mut self, len: usize) {
+        self.start += len.min(self.len());
     }
 
     /// Forgets them and gives the memory back. Of several copies only one may.
@@ -135,7 +141,7 @@ mod tests {
         }
         let mut got = vec![0; 100_000];
         // SAFETY: the buffer has that length.
-        assert_eq!(unsafe { k.take(got.as_mut_ptr(), got.len()) }, got.len());
+        assert_eq!(unsafe { k.take::<true>(got.as_mut_ptr(), got.len()) }, Ok(got.len()));
         assert_eq!(got, sent[..100_000]);
         assert_eq!(k.bytes(), &sent[100_000..]);
         k.release();

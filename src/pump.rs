@@ -645,10 +645,9 @@ pub fn read_on(b: &mut Both, errno: i32) -> bool {
     ring.orphan();
     let skip = from.checked_sub(ring.consumed).filter(|_| ring.consumed + ring.behind() >= until);
     let lost = (ring.given.len() as u64).checked_sub(given);
-    // SAFETY: nothing is copied.
-    let goes_on = skip.zip(lost).is_some_and(|(skip, lost)| unsafe {
-        let there = ring.read(core::ptr::null_mut(), skip as usize) == Ok(skip as usize);
-        ring.given.take(core::ptr::null_mut(), lost as usize);
+    let goes_on = skip.zip(lost).is_some_and(|(skip, lost)| {
+        let there = ring.pass(skip as usize) == Ok(skip as usize);
+        ring.given.pass(lost as usize);
         ring.kept = core::mem::replace(&mut ring.given, Kept::NONE);
         there
     });

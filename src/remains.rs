@@ -50,7 +50,7 @@ pub fn settle(b: &mut Both) -> bool {
     }
     let mut bytes = vec![0u8; waiting];
     // SAFETY: as many are writable.
-    let got = unsafe { b.rx.ring().peek(0, bytes.as_mut_ptr(), waiting) };
+    let got = unsafe { b.rx.ring().peek(core::iter::once((bytes.as_mut_ptr(), waiting))) };
     if got != Ok(waiting) {
         return false;
     }

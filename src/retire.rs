@@ -47,6 +47,7 @@ pub fn retire() {
         }
     });
     process::write_report();
+    crate::fault::stand_down();
     process::rest();
     RETIRED.store(true, SeqCst);
     for fd in 0..=table::highest() {

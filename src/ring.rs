@@ -6,6 +6,7 @@
 //! begins small and grows without waiting for its reader. Bytes stay in place
 //! until the reader has consumed them, which is what makes replay free.
 
+use crate::copy::{copy, Fault};
 use crate::kept::Kept;
 use crate::layout::*;
 use crate::side::Side;
@@ -15,8 +16,30 @@ use core::sync::atomic::Ordering::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Violation;
 
-/// How much is copied before it is published, so that reader and writer overlap on large messages.
-const STRIDE: usize = 32 << 10;
+/// Why a transfer is not, or ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The peer's doing.
+    Violation,
+    /// The program's: it has no memory where it says.
+    Fault,
+}
+
+impl From<Violation> for Failure {
+    fn from(_: Violation) -> Failure {
+        Failure::Violation
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(_: Fault) -> Failure {
+        Failure::Fault
+    }
+}
+
+/// How much is copied before it is published, so that reader and writer overlap on large messages. And it is what is
+/// transferred whole or not at all where the program's memory ends, as with the kernel, whose pieces are of some such size.
+pub const STRIDE: usize = 32 << 10;
 
 /// The writing end. Whoever uses it holds the connection's send lock.
 #[derive(Debug)]
@@ -203,41 +226,46 @@ impl TxRing {
     }
 
     /// Writes as much as fits, a part of a message that [`TxRing::show`] is to follow: the peer sees no less of it than all, or
-    /// as much as is published at once. Returns the count.
+    /// as much as is published at once. Returns the count. After a fault there may be a part of it, see [`TxRing::take_back`].
     ///
     /// # Safety
-    /// `src` must be readable for `len` bytes.
+    /// `src` must be the program's for `len` bytes, or readable.
     #[inline]
-    pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
+    pub unsafe fn write(&mut self, src: *const u8, len: usize) -> Result<usize, Failure> {
         // SAFETY: the caller's promise.
         unsafe { self.put(src, len, STRIDE as u64) }
     }
 
-    /// Writes as much as fits; the peer does not see it before [`TxRing::show`]. Returns the count.
+    /// Writes as much as fits; the peer does not see it before [`TxRing::show`]. Returns the count. After a fault as above.
     ///
     /// # Safety
-    /// `src` must be readable for `len` bytes.
-    pub unsafe fn set_aside(&mut self, src: *const u8, len: usize) -> Result<usize, Violation> {
+    /// As above.
+    pub unsafe fn set_aside(&mut self, src: *const u8, len: usize) -> Result<usize, Failure> {
         // SAFETY: the caller's promise.
         let n = unsafe { self.put(src, len, u64::MAX) }?;
         self.own().written.store(self.produced, Release);
         Ok(n)
     }
 
+    /// The bytes from `from` on are not written, but for those that the peer may have seen, and for others where they would
+    /// be in its way.
+    pub fn take_back(&mut self, from: u64) {
+        self.produced = from.max(self.shown()).max(self.start).min(self.produced);
+    }
+
     /// Writes as much as fits, and publishes it whenever there is `most` that is not.
     ///
     /// # Safety
-    /// `src` must be readable for `len` bytes.
+    /// As above.
     #[inline(always)]
-    unsafe fn put(&mut self, src: *const u8, len: usize, most: u64) -> Result<usize, Violation> {
+    unsafe fn put(&mut self, src: *const u8, len: usize, most: u64) -> Result<usize, Failure> {
         let n = len.min(self.space(len)?);
         let mut done = 0;
         while done < n {
             let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
             let part = (n - done).min(self.cap as usize - at).min(STRIDE);
-            // SAFETY: `at + part <= cap`, the block is ours and the peer has consumed what lay there;
-            // `src` is readable by the caller's promise.
-            unsafe { core::ptr::copy_nonoverlapping(src.add(done), self.ptr.add(at), part) };
+            // SAFETY: `at + part <= cap`, the block is ours and the peer has consumed what lay there.
+            unsafe { copy(src.wrapping_add(done), self.ptr.add(at), part) }?;
             done += part;
             self.produced += part as u64;
             if self.produced - self.shown() >= most {
@@ -247,29 +275,33 @@ impl TxRing {
         Ok(n)
     }
 
-    /// Writes `parts`, `len` bytes together, at once and publishes them, if there is room for them and they are few. False:
-    /// it has written nothing.
+    /// Writes `parts`, `len` bytes together, at once and publishes them, if there is room for them and they are few, and the
+    /// program has them. False: it has written nothing.
     ///
     /// # Safety
-    /// Each part must be readable for its length.
+    /// Each part must be the program's for its length, or readable.
     #[inline(always)]
     pub unsafe fn write_all(&mut self, parts: impl Iterator<Item = (*const u8, usize)>, len: usize) -> bool {
         if len > STRIDE || self.space(len).unwrap_or(0) < len {
             return false;
         }
-        let end = self.produced + len as u64;
+        let begin = self.produced;
+        let end = begin + len as u64;
         for (src, n) in parts {
             // A program may change its array while it is read.
             let n = n.min((end - self.produced) as usize);
             let at = ((self.produced - self.start) & (self.cap - 1)) as usize;
             let first = n.min(self.cap as usize - at);
-            // SAFETY: both pieces lie in the block, which is ours and where the peer has consumed what lay there; `src` by
-            // the caller's promise.
-            unsafe {
-                core::ptr::copy_nonoverlapping(src, self.ptr.add(at), first);
-                if first < n {
-                    core::ptr::copy_nonoverlapping(src.add(first), self.ptr, n - first);
+            // SAFETY: both pieces lie in the block, which is ours and where the peer has consumed what lay there.
+            let r = unsafe {
+                match copy(src, self.ptr.add(at), first) {
+                    Ok(()) if first < n => copy(src.wrapping_add(first), self.ptr, n - first),
+                    r => r,
                 }
+            };
+            if r.is_err() {
+                self.produced = begin;
+                return false;
             }
             self.produced += n as u64;
         }
@@ -461,31 +493,25 @@ impl RxRing {
         Ok(())
     }
 
-    /// Copies up to `len` of the bytes that wait, from the `skip`th on, and leaves them. Returns the count.
+    /// Copies as many of the bytes that wait as go into `parts`, and leaves them. Returns the count.
     ///
     /// # Safety
-    /// `dst` must be writable for `len` bytes.
-    pub unsafe fn peek(&mut self, skip: usize, dst: *mut u8, len: usize) -> Result<usize, Violation> {
+    /// Each part must be the program's for its length, or writable.
+    pub unsafe fn peek(&mut self, parts: impl Iterator<Item = (*mut u8, usize)>) -> Result<usize, Failure> {
         if self.peer.is_null() {
             return Ok(0);
         }
         // A reader of its own that says nothing of how far it has come.
         let aside = Slot::default();
-        let mut r = RxRing { own: &aside, ..*self };
         // SAFETY: the caller's promise; bytes that nobody has consumed stay in place.
-        unsafe {
-            if r.read(core::ptr::null_mut(), skip)? < skip {
-                return Ok(0);
-            }
-            r.read(dst, len)
-        }
+        unsafe { RxRing { own: &aside, ..*self }.read_into(parts) }
     }
 
-    /// Takes up to `len` bytes at once: all that wait, or as many, if they are `least` and few and lie in one piece. Else 0,
-    /// and nothing is taken.
+    /// Takes up to `len` bytes at once: all that wait, or as many, if they are `least` and few and lie in one piece, and the
+    /// program has room for them. Else 0, and nothing is taken.
     ///
     /// # Safety
-    /// `dst` must be writable for `len` bytes.
+    /// `dst` must be the program's for `len` bytes, or writable.
     #[inline(always)]
     pub unsafe fn read_all(&mut self, dst: *mut u8, len: usize, least: usize) -> usize {
         if self.peer.is_null() || self.only_kept || !self.kept.is_empty() {
@@ -504,12 +530,15 @@ impl RxRing {
         }
         let at = ((self.consumed - self.start) & (self.cap - 1)) as usize;
         let first = n.min(self.cap as usize - at);
-        // SAFETY: both parts lie inside the mapped block; `dst` by the caller's promise.
-        unsafe {
-            core::ptr::copy_nonoverlapping(self.ptr.add(at), dst, first);
-            if first < n {
-                core::ptr::copy_nonoverlapping(self.ptr, dst.add(first), n - first);
+        // SAFETY: both parts lie inside the mapped block.
+        let r = unsafe {
+            match copy(self.ptr.add(at), dst, first) {
+                Ok(()) if first < n => copy(self.ptr, dst.wrapping_add(first), n - first),
+                r => r,
             }
+        };
+        if r.is_err() {
+            return 0;
         }
         self.consumed += n as u64;
         // SAFETY: set by `new` from a reference that outlives the ring.
@@ -520,40 +549,108 @@ impl RxRing {
     /// Takes up to `len` bytes. Returns the count.
     ///
     /// # Safety
-    /// `dst` must be writable for `len` bytes, or null to take bytes without copying them.
+    /// `dst` must be the program's for `len` bytes, or writable.
     #[inline]
-    pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, Violation> {
+    pub unsafe fn read(&mut self, dst: *mut u8, len: usize) -> Result<usize, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.read_into(core::iter::once((dst, len))) }
+    }
+
+    /// Takes as many bytes as go into `parts`. Returns the count; an error only if there are none before it.
+    ///
+    /// # Safety
+    /// Each part as for [`RxRing::read`].
+    #[inline]
+    pub unsafe fn read_into(&mut self, parts: impl Iterator<Item = (*mut u8, usize)>) -> Result<usize, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.take::<true>(parts) }
+    }
+
+    /// Takes up to `n` bytes that nobody wants. Returns the count.
+    pub fn pass(&mut self, n: usize) -> Result<usize, Failure> {
+        // SAFETY: nothing is copied.
+        unsafe { self.take::<false>(core::iter::once((core::ptr::null_mut(), n))) }
+    }
+
+    #[inline(always)]
+    unsafe fn take<const COPY: bool>(
+        &mut self,
+        parts: impl Iterator<Item = (*mut u8, usize)>,
+    ) -> Result<usize, Failure> {
         let mut done = 0;
-        if !self.kept.is_empty() {
-            // SAFETY: the caller's promise.
-            done = unsafe { self.kept.take(dst, len) };
-        }
-        if self.peer.is_null() || self.only_kept {
-            return Ok(done);
-        }
-        while done < len {
-            let n = self.available()?.min(len - done);
-            if n == 0 {
-                break;
-            }
-            let mut left = n;
-            let mut pos = self.consumed;
-            while left > 0 {
-                let at = ((pos - self.start) & (self.cap - 1)) as usize;
-                let part = left.min(self.cap as usize - at).min(STRIDE);
-                if !dst.is_null() {
-                    // SAFETY: `at + part <= cap` inside the mapped block; `dst` by the caller's promise.
-                    unsafe { core::ptr::copy_nonoverlapping(self.ptr.add(at), dst.add(done), part) };
+        // Of those in the ring that were taken, what the writer is not told yet.
+        let mut fresh = 0;
+        for (dst, len) in parts {
+            let mut got = 0;
+            if !self.kept.is_empty() {
+                // SAFETY: the caller's promise.
+                match unsafe { self.kept.take::<COPY>(dst, len) } {
+                    Ok(n) => got = n,
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(e) => return Err(e.into()),
                 }
-                left -= part;
-                done += part;
-                pos += part as u64;
-                self.consumed = pos;
-                // SAFETY: set by `new` from a reference that outlives the ring.
-                unsafe { &*self.own }.consumed.store(pos, Release);
+                done += got;
+            }
+            if self.peer.is_null() || self.only_kept {
+                match self.kept.is_empty() {
+                    true => break,
+                    false => continue,
+                }
+            }
+            while got < len {
+                let before = self.geo_next;
+                let there = match self.available() {
+                    Ok(n) => n,
+                    Err(_) if done + fresh > 0 => 0,
+                    Err(e) => return Err(e.into()),
+                };
+                if there == 0 {
+                    self.say(fresh);
+                    return Ok(done + fresh);
+                }
+                if self.geo_next != before {
+                    // There is no way back into the piece before.
+                    done += self.say(fresh);
+                    fresh = 0;
+                }
+                let n = there.min(len - got).min(STRIDE - fresh);
+                let at = ((self.consumed - self.start) & (self.cap - 1)) as usize;
+                let first = n.min(self.cap as usize - at);
+                // SAFETY: both parts lie inside the mapped block; `dst` by the caller's promise.
+                let r = unsafe {
+                    let to = dst.wrapping_add(got);
+                    match COPY {
+                        false => Ok(()),
+                        true => match copy(self.ptr.add(at), to, first) {
+                            Ok(()) if first < n => copy(self.ptr, to.wrapping_add(first), n - first),
+                            r => r,
+                        },
+                    }
+                };
+                if let Err(e) = r {
+                    self.consumed -= fresh as u64;
+                    return if done > 0 { Ok(done) } else { Err(e.into()) };
+                }
+                got += n;
+                fresh += n;
+                self.consumed += n as u64;
+                if fresh == STRIDE {
+                    done += self.say(fresh);
+                    fresh = 0;
+                }
             }
         }
-        Ok(done)
+        Ok(done + self.say(fresh))
+    }
+
+    /// Tells the writer how far it has come, which is `n` bytes further. Returns that.
+    #[inline(always)]
+    fn say(&self, n: usize) -> usize {
+        if n > 0 {
+            // SAFETY: set by `new` from a reference that outlives the ring.
+            unsafe { &*self.own }.consumed.store(self.consumed, Release);
+        }
+        n
     }
 }
 

@@ -12,14 +12,14 @@
 //! closed by [`sleep`]: where the handler finds the thread between the look at the count and the system
 //! call, it moves it past the call.
 //!
-//! Handlers of faults (`SIGSEGV` and the like) are none of our business, nor are those that a program
+//! Handlers of faults are none of our business, but for what [`crate::fault`] does; nor are those that a program
 //! installs by system calls of its own: those that interrupt a critical section get `EAGAIN` from the
 //! connection.
 
-use crate::process;
 use crate::sync::Lock;
 use crate::sys::{sys, SysResult};
 use crate::thread::{me, Thread};
+use crate::{fault, process};
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -40,7 +40,7 @@ const MAY_BLOCK: u64 = !(bit(libc::SIGSEGV)
 static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 static FLAGS: [AtomicU32; SIGNALS] = [const { AtomicU32::new(0) }; SIGNALS];
 /// Guards changes of the two together with the kernel's.
-static LOCK: Lock = Lock::new();
+pub(crate) static LOCK: Lock = Lock::new();
 
 const fn bit(sig: c_int) -> u64 {
     1 << (sig - 1)
@@ -49,14 +49,19 @@ const fn bit(sig: c_int) -> u64 {
 /// An action as the kernel has it, on x86-64 and on aarch64 (for whose 32-bit programs there is a restorer:
 /// `include/linux/signal_types.h`).
 #[repr(C)]
-struct Action {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
+#[derive(Clone, Copy)]
+pub(crate) struct Action {
+    pub(crate) handler: usize,
+    pub(crate) flags: u64,
+    pub(crate) restorer: usize,
+    pub(crate) mask: u64,
 }
 
-fn kernel_action(sig: c_int, new: Option<&Action>, old: Option<&mut Action>) -> SysResult {
+impl Action {
+    pub(crate) const NONE: Action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+}
+
+pub(crate) fn kernel_action(sig: c_int, new: Option<&Action>, old: Option<&mut Action>) -> SysResult {
     let new = new.map_or(core::ptr::null(), |a| a as *const Action);
     let old = old.map_or(core::ptr::null_mut(), |a| a as *mut Action);
     // SAFETY: both are null or valid; 8 is the size of the kernel's mask.
@@ -82,6 +87,10 @@ pub unsafe fn sigaction(
     old: *mut libc::sigaction,
     real: impl Fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
 ) -> c_int {
+    if fault::is_one(sig) {
+        // SAFETY: the caller's promise.
+        return unsafe { fault::sigaction(sig, act, old, real) };
+    }
     if !is_ours(sig) {
         let r = real(sig, act, old);
         if r == 0 {
@@ -140,6 +149,9 @@ unsafe fn show_as(old: *mut libc::sigaction, was: (usize, u32)) {
 /// `signal(3)` and its kin, which have libc install a handler in a way of their own: `real` does it, and we
 /// step before it. Returns what `real` returned, as the program knows it.
 pub fn adopting(sig: c_int, real: impl FnOnce() -> usize) -> usize {
+    if fault::is_one(sig) {
+        return fault::adopting(sig, real);
+    }
     if !is_ours(sig) {
         return real();
     }
@@ -147,7 +159,7 @@ pub fn adopting(sig: c_int, real: impl FnOnce() -> usize) -> usize {
     let _g = LOCK.lock();
     let was = HANDLERS[i].load(Relaxed);
     let r = real();
-    let mut k = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let mut k = Action::NONE;
     if kernel_action(sig, None, Some(&mut k)).is_ok() {
         if is_handler(k.handler) {
             HANDLERS[i].store(k.handler, Relaxed);
@@ -225,7 +237,7 @@ unsafe fn put_off(t: &Thread, sig: c_int, info: *mut siginfo_t, context: *mut li
         let (pid, tid) = (sys!(libc::SYS_getpid).unwrap_or(0), sys!(libc::SYS_gettid).unwrap_or(0));
         if flags & libc::SA_RESETHAND != 0 {
             // The kernel has reset it already; it is to be delivered once.
-            let mut k = core::mem::zeroed::<Action>();
+            let mut k = Action::NONE;
             if kernel_action(sig, None, Some(&mut k)).is_ok() && k.handler == libc::SIG_DFL {
                 k.handler = entry as *const () as usize;
                 let _ = kernel_action(sig, Some(&k), None);

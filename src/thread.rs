@@ -39,6 +39,10 @@ pub struct Thread {
     pub(crate) uncancellable: Cell<bool>,
     /// What its call holds open, see `pins`.
     pub(crate) held: Cell<usize>,
+    /// Where the frame of the copy is that it is in, see `copy`; 0: it is in none.
+    pub(crate) copying: Cell<usize>,
+    /// A call found no memory of the program where its answer was to go, and is to say so.
+    pub(crate) faulted: Cell<bool>,
 }
 
 // Where a thread's words lie is told at an offset from the thread pointer that the dynamic linker knows when the
@@ -78,6 +82,8 @@ thread_local! {
             word: Cell::new(None),
             uncancellable: Cell::new(false),
             held: Cell::new(0),
+            copying: Cell::new(0),
+            faulted: Cell::new(false),
         }
     };
 }

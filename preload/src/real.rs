@@ -3,6 +3,7 @@
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_uint, c_void, epoll_event, sigset_t, timespec};
+use ringsock_core::copy;
 use ringsock_core::ops::Outcome;
 use ringsock_core::sys::syscall6;
 
@@ -155,10 +156,10 @@ impl Library {
     }
 }
 
-/// Finds two libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
+/// Finds three libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
 /// takes as long as to start a small program.)
 unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *mut c_void) -> c_int {
-    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 2]>());
+    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 3]>());
     let headers = core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
     let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).map(|h| {
         let from = (info.dlpi_addr as usize).wrapping_add(h.p_vaddr as usize);
@@ -176,9 +177,12 @@ unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *m
 /// Finds out whether all of those that are called without libc are libc's, or libpthread's, where older ones have them.
 fn know_libc() {
     let (libc, pthread) = (libc::gnu_get_libc_version as *const (), libc::pthread_self as *const ());
-    let mut libraries = [libc, pthread].map(|of| Library { of: of as usize, from: 0, to: 0 });
+    let all = [libc as usize, pthread as usize, copy::by()];
+    let mut libraries = all.map(|of| Library { of, from: 0, to: 0 });
     // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut libraries).cast()) };
+    let [libraries @ .., copies] = libraries;
+    copy::lies_in(copies.from..copies.to);
     let all = [
         &read,
         &__read,

@@ -315,6 +315,7 @@ impl Bg {
             make_plain(conn, Why::Unseen);
             return Err(Not::For(Why::Unseen));
         }
+        crate::fault::stand_by();
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);
         if conn.phase() != Phase::Raw || fd < 0 || crate::process::is_ending() || crate::process::is_executing() {

@@ -1,6 +1,7 @@
 //! Receiving: bytes from where the path switch says, in the general way.
 
 use super::*;
+use crate::ring::Failure;
 use crate::thread::Critical;
 
 /// `recvmsg(2)` and all its kin.
@@ -65,12 +66,12 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
     match rx.path() {
         RxPath::Ring | RxPath::RingFinal | RxPath::Returning | RxPath::Draining if !conn.is_mapped() => Take::Empty,
         RxPath::Draining if !rx.ring().kept.is_empty() => {
-            ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got)
+            taken(ring_take(conn, &mut rx, b, flags))
         }
         // What was to be repeated will not be, if the connection has failed meanwhile.
         RxPath::Returning if !conn.has_ended(END_EOF) => match peek {
             // What is peeked at now is repeated on TCP later.
-            true if rx.ring().waiting() > 0 => ring_take(conn, &mut rx, b, flags).map_or(Take::Empty, Take::Got),
+            true if rx.ring().waiting() > 0 => taken(ring_take(conn, &mut rx, b, flags)),
             // The end is announced after the last byte.
             _ if conn.fin_seen() && rx.ring().waiting() == 0 => failed(conn),
             _ => Take::Empty,
@@ -79,15 +80,16 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
             if !trunc && b.is_nowhere() && rx.ring().waiting() > 0 {
                 return Take::Error(libc::EFAULT);
             }
-            let Ok(n) = ring_take(conn, &mut rx, b, flags) else {
-                drop(rx);
-                pump::reset(&mut conn.lock_both());
-                return Take::Error(libc::ECONNRESET);
-            };
-            if n > 0 {
-                return Take::Got(n);
+            match ring_take(conn, &mut rx, b, flags) {
+                Ok(0) => ended(conn, &mut rx),
+                Ok(n) => Take::Got(n),
+                Err(Failure::Fault) => Take::Error(libc::EFAULT),
+                Err(Failure::Violation) => {
+                    drop(rx);
+                    pump::reset(&mut conn.lock_both());
+                    Take::Error(libc::ECONNRESET)
+                }
             }
-            ended(conn, &mut rx)
         }
         RxPath::Tcp => {
             let over = conn.fin_seen();
@@ -164,8 +166,9 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
                 // Others who wait in the kernel must be woken by the mark (see `pump`), or this thread waits there and
                 // is in a handler. What is behind the mark can be had all the same.
                 if at == Front::Mark && conn.is_mapped() && both.rx.ring().is_attached() {
-                    if let Ok(n @ 1..) = ring_take(conn, &mut both.rx, b, flags) {
-                        return Take::Got(n);
+                    match taken(ring_take(conn, &mut both.rx, b, flags)) {
+                        Take::Got(0) | Take::Empty => {}
+                        t => return t,
                     }
                 }
                 // Nobody takes the mark of what was reset, and nothing comes that could be waited for.
@@ -186,38 +189,31 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
     }
 }
 
+/// What comes of what was in the ring, where a peer that lies is found out later.
+fn taken(r: Result<usize, Failure>) -> Take {
+    match r {
+        Ok(n) => Take::Got(n),
+        Err(Failure::Fault) => Take::Error(libc::EFAULT),
+        Err(Failure::Violation) => Take::Empty,
+    }
+}
+
 /// Takes what is in the ring.
-pub(super) fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, crate::ring::Violation> {
+pub(super) fn ring_take(conn: &Conn, rx: &mut Rx, b: Bufs, flags: c_int) -> Result<usize, Failure> {
     let peek = flags & libc::MSG_PEEK != 0;
     let trunc = flags & libc::MSG_TRUNC != 0;
-    if let ([one], false) = (b.iov, peek || trunc) {
-        // SAFETY: `skip` is at most the buffer's length; the program's buffer, as it gave it.
-        let n = unsafe { rx.ring().read(one.iov_base.cast::<u8>().add(b.skip), b.len()) }?;
-        conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
-        return Ok(n);
-    }
-    let mut n = 0;
-    for (p, len) in b.parts() {
-        // SAFETY: the program's buffers, as it gave them.
-        let r = unsafe {
-            match (trunc, peek) {
-                (true, true) => Ok((rx.ring().waiting() as usize - n).min(len)),
-                (true, false) => rx.ring().read(core::ptr::null_mut(), len),
-                (false, true) => rx.ring().peek(n, p, len),
-                (false, false) => rx.ring().read(p, len),
-            }
-        };
-        match r {
-            Ok(got) => {
-                n += got;
-                if got < len {
-                    break;
-                }
-            }
-            Err(_) if n > 0 => break,
-            Err(e) => return Err(e),
+    let ring = rx.ring();
+    // SAFETY: the program's buffers, as it gave them.
+    let n = unsafe {
+        match (trunc, peek, b.iov) {
+            (true, true, _) => (ring.waiting() as usize).min(b.len()),
+            (true, false, _) => ring.pass(b.len())?,
+            (false, true, _) => ring.peek(b.parts())?,
+            // `skip` is at most the buffer's length.
+            (false, false, [one]) => ring.read(one.iov_base.cast::<u8>().wrapping_add(b.skip), b.len())?,
+            (false, false, _) => ring.read_into(b.parts())?,
         }
-    }
+    };
     if !peek {
         conn.stats().rx_bytes_ring.fetch_add(n as u64, Relaxed);
     }

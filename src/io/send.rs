@@ -1,6 +1,7 @@
 //! Sending: bytes to where the path switch says, in the general way.
 
 use super::*;
+use crate::ring::{Failure, STRIDE};
 use crate::thread::Critical;
 
 /// `sendmsg(2)` and all its kin.
@@ -150,6 +151,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     let aside = holds(conn, &mut tx, b.len(), flags);
     let begun = tx.ring().produced == tx.ring().shown();
+    let from = tx.ring().produced;
     let mut n = 0;
     'parts: for (p, len) in b.parts() {
         let mut at = 0;
@@ -158,8 +160,8 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
             // SAFETY: the program's buffer, as it gave it.
             let put = unsafe {
                 match aside {
-                    true => tx.ring().set_aside(p.add(at), most),
-                    false => tx.ring().write(p.add(at), most),
+                    true => tx.ring().set_aside(p.wrapping_add(at), most),
+                    false => tx.ring().write(p.wrapping_add(at), most),
                 }
             };
             match put {
@@ -172,7 +174,18 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
                     at += got;
                     n += got;
                 }
-                Err(_) => {
+                Err(Failure::Fault) => {
+                    // The kernel sends no part of a piece that it cannot copy whole. The next attempt tells.
+                    let ring = tx.ring();
+                    let whole = (ring.produced - from) / STRIDE as u64 * STRIDE as u64;
+                    ring.take_back(from + whole);
+                    n = (ring.produced - from) as usize;
+                    if n == 0 {
+                        return Put::Error(libc::EFAULT);
+                    }
+                    break 'parts;
+                }
+                Err(Failure::Violation) => {
                     drop(tx);
                     pump::reset(&mut conn.lock_both());
                     return Put::Error(libc::ECONNRESET);

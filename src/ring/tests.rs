@@ -47,7 +47,7 @@ fn read_all(rx: &mut RxRing, to: &mut [u8], least: usize) -> usize {
     unsafe { rx.read_all(to.as_mut_ptr(), to.len(), least) }
 }
 
-fn read(rx: &mut RxRing, to: &mut [u8]) -> Result<usize, Violation> {
+fn read(rx: &mut RxRing, to: &mut [u8]) -> Result<usize, Failure> {
     // SAFETY: as above.
     unsafe { rx.read(to.as_mut_ptr(), to.len()) }
 }
@@ -116,16 +116,23 @@ fn both_ways_give_the_same_stream() {
                 }
                 4 => {
                     let (skip, n) = (r.size(256) - 1, r.size(STRIDE));
-                    // SAFETY: writable for its length.
-                    let got = unsafe { rx.peek(skip, buf.as_mut_ptr(), n) }.unwrap();
-                    assert_eq!(got, n.min(model.len().saturating_sub(skip)), "seed {seed}");
-                    assert!(buf[..got].iter().eq(model.iter().skip(skip).take(got)), "seed {seed}");
+                    let (one, two) = buf.split_at_mut(skip);
+                    // SAFETY: both are writable for their length.
+                    let got = unsafe { rx.peek([(one.as_mut_ptr(), skip), (two.as_mut_ptr(), n)].into_iter()) }.unwrap();
+                    assert_eq!(got, (skip + n).min(model.len()), "seed {seed}");
+                    assert!(buf[..got].iter().eq(model.iter().take(got)), "seed {seed}");
                 }
                 _ => {
                     let n = r.size(2 * STRIDE);
                     let (least, short) = (if r.one_in(4) { n } else { 1 }, r.one_in(2));
                     let got = match short {
                         true => read_all(&mut rx, &mut buf[..n], least),
+                        false if r.one_in(2) => {
+                            let (one, two) = buf[..n].split_at_mut(r.size(n) - 1);
+                            let parts = [one, two].map(|p| (p.as_mut_ptr(), p.len()));
+                            // SAFETY: as above.
+                            unsafe { rx.read_into(parts.into_iter()) }.unwrap()
+                        }
                         false => read(&mut rx, &mut buf[..n]).unwrap(),
                     };
                     short_reads += u32::from(short && got > 0);
@@ -277,7 +284,7 @@ fn nothing_is_read_of_what_cannot_be() {
     for lie in [5, 10 + 4097, u64::MAX] {
         slot.produced.store(lie, SeqCst);
         assert_eq!(read_all(&mut rx, &mut buf, 1), 0, "{lie}");
-        assert_eq!(read(&mut rx, &mut buf), Err(Violation), "{lie}");
+        assert_eq!(read(&mut rx, &mut buf), Err(Failure::Violation), "{lie}");
     }
     slot.produced.store(100, SeqCst);
     assert_eq!(read_all(&mut rx, &mut buf, 1), 90);

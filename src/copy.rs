@@ -1,0 +1,384 @@
+//! Copies to and from memory of the program, which may have none where it says so.
+//!
+//! The kernel answers a bad address with `EFAULT`. To ask it beforehand would take a system call for each transfer. So the
+//! bytes are simply copied, by instructions that are known: if one of them faults, [`crate::fault`] goes on behind the copy,
+//! which then says so. It has copied some of the bytes by then, or none. Few bytes are copied here; the rest is libc's
+//! `memcpy`, which knows the machine: on its way in it leaves the place where to go on in the thread's own words.
+//!
+//! As long as nobody [stands by](crate::fault::stand_by) a bad address is a fault, as it is for any function of C.
+
+use crate::thread::me;
+use core::arch::global_asm;
+use core::ffi::c_void;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// The program has no such memory, or not for this use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault;
+
+/// Up to here bytes are copied without libc.
+const FEW: usize = 128;
+
+extern "C" {
+    /// Copies up to [`FEW`] bytes. Not 0: it could not.
+    fn ringsock_copy(to: *mut u8, from: *const u8, n: usize) -> usize;
+    /// Where the above ends.
+    static ringsock_copy_end: u8;
+    /// What it does after a fault.
+    static ringsock_copy_failed: u8;
+    /// Copies any number of bytes by libc. While it does, `*place` is where its frame is.
+    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize, place: *mut usize) -> usize;
+    /// What it does after a fault, on the stack as it was noted.
+    static ringsock_copy_far_failed: u8;
+    fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
+}
+
+/// Copies `n` bytes.
+///
+/// # Safety
+/// The side that is not the program's must be valid for `n` bytes, and must not overlap the other one.
+#[inline(always)]
+pub unsafe fn copy(from: *const u8, to: *mut u8, n: usize) -> Result<(), Fault> {
+    // SAFETY: the caller's promise; that there may be no memory on the other side is what the functions are for.
+    match unsafe { if n <= FEW { ringsock_copy(to, from, n) } else { far(to, from, n) } } {
+        0 => Ok(()),
+        _ => Err(Fault),
+    }
+}
+
+#[inline(never)]
+unsafe fn far(to: *mut u8, from: *const u8, n: usize) -> usize {
+    // SAFETY: the caller's promise; the place is the thread's own.
+    me(|t| unsafe { ringsock_copy_far(to, from, n, t.copying.as_ptr()) })
+}
+
+/// What lies at a place that the program names.
+///
+/// # Safety
+/// Any bits must be a valid `T`.
+#[inline]
+pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Fault> {
+    let mut value = core::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the value is as long as that, and then holds bits that are valid by the caller's promise.
+    unsafe {
+        copy(from.cast(), value.as_mut_ptr().cast(), size_of::<T>())?;
+        Ok(value.assume_init())
+    }
+}
+
+/// Writes to a place that the program names.
+#[inline]
+pub fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Fault> {
+    // SAFETY: the value is as long as that, and nobody else's.
+    unsafe { copy((&raw const value).cast(), to.cast(), size_of::<T>()) }
+}
+
+/// Where libc's code lies.
+static LIBC: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// The function that copies what is not little.
+pub fn by() -> usize {
+    memcpy as *const () as usize
+}
+
+/// What [`by`] gives is in the library that lies there.
+pub fn lies_in(library: Range<usize>) {
+    LIBC[0].store(library.start, Relaxed);
+    LIBC[1].store(library.end, Relaxed);
+}
+
+/// Whether it is known where.
+pub fn is_known() -> bool {
+    LIBC[1].load(Relaxed) != 0
+}
+
+/// Where the thread goes on, and on which stack if on another, whose instruction at `pc` has faulted. `None`: it was no copy.
+pub(crate) fn after(pc: usize) -> Option<(usize, Option<usize>)> {
+    let near = ringsock_copy as *const () as usize..(&raw const ringsock_copy_end) as usize;
+    if near.contains(&pc) {
+        return Some(((&raw const ringsock_copy_failed) as usize, None));
+    }
+    if !(LIBC[0].load(Relaxed)..LIBC[1].load(Relaxed)).contains(&pc) {
+        return None;
+    }
+    match me(|t| t.copying.get()) {
+        0 => None,
+        sp => Some(((&raw const ringsock_copy_far_failed) as usize, Some(sp))),
+    }
+}
+
+// Loads of what may overlap all come before the stores, which spares a case for each length.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .text.ringsock_copy, \"ax\", @progbits",
+    ".globl ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".hidden ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".type ringsock_copy, @function",
+    ".balign 64",
+    "ringsock_copy:",
+    ".cfi_startproc",
+    "cmp rdx, 16",
+    "jb 30f",
+    "cmp rdx, 32",
+    "ja 10f",
+    "movups xmm0, [rsi]",
+    "movups xmm1, [rsi + rdx - 16]",
+    "movups [rdi], xmm0",
+    "movups [rdi + rdx - 16], xmm1",
+    "xor eax, eax",
+    "ret",
+    "10:",
+    "cmp rdx, 64",
+    "ja 20f",
+    "movups xmm0, [rsi]",
+    "movups xmm1, [rsi + 16]",
+    "movups xmm2, [rsi + rdx - 32]",
+    "movups xmm3, [rsi + rdx - 16]",
+    "movups [rdi], xmm0",
+    "movups [rdi + 16], xmm1",
+    "movups [rdi + rdx - 32], xmm2",
+    "movups [rdi + rdx - 16], xmm3",
+    "xor eax, eax",
+    "ret",
+    "20:",
+    "movups xmm0, [rsi]",
+    "movups xmm1, [rsi + 16]",
+    "movups xmm2, [rsi + 32]",
+    "movups xmm3, [rsi + 48]",
+    "movups xmm4, [rsi + rdx - 64]",
+    "movups xmm5, [rsi + rdx - 48]",
+    "movups xmm6, [rsi + rdx - 32]",
+    "movups xmm7, [rsi + rdx - 16]",
+    "movups [rdi], xmm0",
+    "movups [rdi + 16], xmm1",
+    "movups [rdi + 32], xmm2",
+    "movups [rdi + 48], xmm3",
+    "movups [rdi + rdx - 64], xmm4",
+    "movups [rdi + rdx - 48], xmm5",
+    "movups [rdi + rdx - 32], xmm6",
+    "movups [rdi + rdx - 16], xmm7",
+    "xor eax, eax",
+    "ret",
+    "30:",
+    "cmp edx, 8",
+    "jb 40f",
+    "mov rax, [rsi]",
+    "mov rcx, [rsi + rdx - 8]",
+    "mov [rdi], rax",
+    "mov [rdi + rdx - 8], rcx",
+    "xor eax, eax",
+    "ret",
+    "40:",
+    "cmp edx, 4",
+    "jb 50f",
+    "mov eax, [rsi]",
+    "mov ecx, [rsi + rdx - 4]",
+    "mov [rdi], eax",
+    "mov [rdi + rdx - 4], ecx",
+    "xor eax, eax",
+    "ret",
+    "50:",
+    "cmp edx, 1",
+    "jb 60f",
+    "movzx eax, byte ptr [rsi]",
+    "je 55f",
+    "movzx ecx, word ptr [rsi + rdx - 2]",
+    "mov [rdi + rdx - 2], cx",
+    "55:",
+    "mov [rdi], al",
+    "60:",
+    "xor eax, eax",
+    "ret",
+    "ringsock_copy_end:",
+    "ringsock_copy_failed:",
+    "mov eax, 1",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_copy, . - ringsock_copy",
+    // What it saves is what a function that is left half way may have changed.
+    ".type ringsock_copy_far, @function",
+    "ringsock_copy_far:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "push rbx",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    "push rcx",
+    "push qword ptr [rcx]",
+    "sub rsp, 8",
+    "mov [rcx], rsp",
+    "call [rip + memcpy@GOTPCREL]",
+    "xor eax, eax",
+    "70:",
+    "add rsp, 8",
+    "pop rdx",
+    "pop rcx",
+    "mov [rcx], rdx",
+    "pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbx",
+    "pop rbp",
+    ".cfi_remember_state",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_restore_state",
+    "ringsock_copy_far_failed:",
+    "lea rbp, [rsp + 64]",
+    "mov eax, 1",
+    "jmp 70b",
+    ".cfi_endproc",
+    ".size ringsock_copy_far, . - ringsock_copy_far",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.ringsock_copy, \"ax\", @progbits",
+    ".globl ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".hidden ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".type ringsock_copy, @function",
+    ".balign 64",
+    "ringsock_copy:",
+    ".cfi_startproc",
+    "add x3, x1, x2",
+    "add x4, x0, x2",
+    "cmp x2, #16",
+    "b.lo 30f",
+    "cmp x2, #32",
+    "b.hi 10f",
+    "ldr q0, [x1]",
+    "ldr q1, [x3, #-16]",
+    "str q0, [x0]",
+    "str q1, [x4, #-16]",
+    "mov x0, #0",
+    "ret",
+    "10:",
+    "cmp x2, #64",
+    "b.hi 20f",
+    "ldp q0, q1, [x1]",
+    "ldp q2, q3, [x3, #-32]",
+    "stp q0, q1, [x0]",
+    "stp q2, q3, [x4, #-32]",
+    "mov x0, #0",
+    "ret",
+    "20:",
+    "ldp q0, q1, [x1]",
+    "ldp q2, q3, [x1, #32]",
+    "ldp q4, q5, [x3, #-64]",
+    "ldp q6, q7, [x3, #-32]",
+    "stp q0, q1, [x0]",
+    "stp q2, q3, [x0, #32]",
+    "stp q4, q5, [x4, #-64]",
+    "stp q6, q7, [x4, #-32]",
+    "mov x0, #0",
+    "ret",
+    "30:",
+    "tbz w2, #3, 40f",
+    "ldr x5, [x1]",
+    "ldr x6, [x3, #-8]",
+    "str x5, [x0]",
+    "str x6, [x4, #-8]",
+    "mov x0, #0",
+    "ret",
+    "40:",
+    "tbz w2, #2, 50f",
+    "ldr w5, [x1]",
+    "ldr w6, [x3, #-4]",
+    "str w5, [x0]",
+    "str w6, [x4, #-4]",
+    "mov x0, #0",
+    "ret",
+    "50:",
+    "cbz x2, 60f",
+    "ldrb w5, [x1]",
+    "tbz w2, #1, 55f",
+    "ldrh w6, [x3, #-2]",
+    "strh w6, [x4, #-2]",
+    "55:",
+    "strb w5, [x0]",
+    "60:",
+    "mov x0, #0",
+    "ret",
+    "ringsock_copy_end:",
+    "ringsock_copy_failed:",
+    "mov x0, #1",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_copy, . - ringsock_copy",
+    // As above.
+    ".type ringsock_copy_far, @function",
+    "ringsock_copy_far:",
+    ".cfi_startproc",
+    "stp x29, x30, [sp, #-176]!",
+    ".cfi_def_cfa_offset 176",
+    ".cfi_offset x29, -176",
+    ".cfi_offset x30, -168",
+    "mov x29, sp",
+    "stp x19, x20, [sp, #16]",
+    "stp x21, x22, [sp, #32]",
+    "stp x23, x24, [sp, #48]",
+    "stp x25, x26, [sp, #64]",
+    "stp x27, x28, [sp, #80]",
+    "stp d8, d9, [sp, #96]",
+    "stp d10, d11, [sp, #112]",
+    "stp d12, d13, [sp, #128]",
+    "stp d14, d15, [sp, #144]",
+    "ldr x4, [x3]",
+    "stp x3, x4, [sp, #160]",
+    "str x29, [x3]",
+    "bl memcpy",
+    "mov x0, #0",
+    "70:",
+    "ldp x3, x4, [sp, #160]",
+    "str x4, [x3]",
+    "ldp x19, x20, [sp, #16]",
+    "ldp x21, x22, [sp, #32]",
+    "ldp x23, x24, [sp, #48]",
+    "ldp x25, x26, [sp, #64]",
+    "ldp x27, x28, [sp, #80]",
+    "ldp d8, d9, [sp, #96]",
+    "ldp d10, d11, [sp, #112]",
+    "ldp d12, d13, [sp, #128]",
+    "ldp d14, d15, [sp, #144]",
+    "ldp x29, x30, [sp], #176",
+    ".cfi_remember_state",
+    ".cfi_def_cfa_offset 0",
+    "ret",
+    ".cfi_restore_state",
+    "ringsock_copy_far_failed:",
+    "mov x0, #1",
+    "b 70b",
+    ".cfi_endproc",
+    ".size ringsock_copy_far, . - ringsock_copy_far",
+    ".popsection",
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every length by both ways, at every place in a word, with its surroundings left alone.
+    #[test]
+    fn every_length_is_copied_and_nothing_else() {
+        let from: Vec<u8> = (0..700u32).map(|i| (i * 31 + 7) as u8).collect();
+        for n in (0..=2 * FEW).chain([300, 511, 600]) {
+            for (a, b) in [(0, 0), (1, 0), (0, 3), (5, 9)] {
+                let mut to = vec![0xee; 700];
+                // SAFETY: `a`, `b` and `n` lie within both.
+                assert_eq!(unsafe { copy(from.as_ptr().add(a), to.as_mut_ptr().add(b), n) }, Ok(()));
+                assert_eq!(to[b..b + n], from[a..a + n], "{n} bytes from {a} to {b}");
+                assert!(to[..b].iter().chain(&to[b + n..]).all(|x| *x == 0xee), "{n} bytes from {a} to {b}");
+                assert_eq!(me(|t| t.copying.get()), 0);
+            }
+        }
+    }
+}
