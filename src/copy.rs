@@ -34,6 +34,12 @@ extern "C" {
     fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
 }
 
+/// Whether no program's memory can lie at this address.
+#[inline]
+pub fn is_nowhere(at: usize) -> bool {
+    !(4096..1 << 56).contains(&at)
+}
+
 /// Copies `n` bytes.
 ///
 /// # Safety
@@ -41,7 +47,13 @@ extern "C" {
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, n: usize) -> Result<(), Fault> {
     // SAFETY: the caller's promise; that there may be no memory on the other side is what the functions are for.
-    match unsafe { if n <= FEW { ringsock_copy(to, from, n) } else { far(to, from, n) } } {
+    match unsafe {
+        if n <= FEW {
+            ringsock_copy(to, from, n)
+        } else {
+            far(to, from, n)
+        }
+    } {
         0 => Ok(()),
         _ => Err(Fault),
     }
@@ -59,6 +71,9 @@ unsafe fn far(to: *mut u8, from: *const u8, n: usize) -> usize {
 /// Any bits must be a valid `T`.
 #[inline]
 pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Fault> {
+    if is_nowhere(from as usize) {
+        return Err(Fault);
+    }
     let mut value = core::mem::MaybeUninit::<T>::uninit();
     // SAFETY: the value is as long as that, and then holds bits that are valid by the caller's promise.
     unsafe {
@@ -70,8 +85,34 @@ pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Fault> {
 /// Writes to a place that the program names.
 #[inline]
 pub fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Fault> {
+    if is_nowhere(to as usize) {
+        return Err(Fault);
+    }
     // SAFETY: the value is as long as that, and nobody else's.
     unsafe { copy((&raw const value).cast(), to.cast(), size_of::<T>()) }
+}
+
+/// Whether an array of the program's is there.
+pub fn is_there<T>(at: *const T, n: usize) -> bool {
+    let mut some = [0u8; FEW];
+    let all = n * size_of::<T>();
+    !is_nowhere(at as usize)
+        // SAFETY: as much is our own.
+        && (0..all).step_by(FEW).all(|from| unsafe {
+            copy(at.cast::<u8>().wrapping_add(from), some.as_mut_ptr(), (all - from).min(FEW)).is_ok()
+        })
+}
+
+/// Whether one that is there, and that the call is to write to in the end, can be written to: a byte of each page.
+pub fn is_writable<T>(at: *mut T, n: usize) -> bool {
+    const PAGE: usize = 4096;
+    let all = n * size_of::<T>();
+    let same = |from: usize| {
+        let byte = at.cast::<u8>().wrapping_add(from);
+        // SAFETY: any bits are a byte.
+        unsafe { read(byte) }.and_then(|b| write(byte, b)).is_ok()
+    };
+    (0..all).step_by(PAGE).all(same) && (all == 0 || same(all - 1))
 }
 
 /// Where libc's code lies.

@@ -10,10 +10,9 @@
 //! hundred thousand futex and gettid calls by it, so the hook first asks the
 //! table made from [`interesting`] and comes here only for the numbers in it.
 
-use crate::ops::{self, Outcome};
-use crate::retire;
+use crate::ops::{self, total, Outcome};
 use crate::sys::syscall6;
-use crate::table;
+use crate::{copy, fault, retire, table};
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -21,10 +20,8 @@ use libc::{
 };
 use Outcome::{Bypass, Done, Fail};
 
-/// The most vectors that the kernel takes in one call (`UIO_MAXIOV`).
-const MAX_VECTORS: usize = 1024;
-/// Pointers below this are never valid; the kernel answers `EFAULT` for them.
-const LOWEST_ADDRESS: usize = 4096;
+/// The most messages that the kernel sends in one call (`UIO_MAXIOV`).
+const MAX_MESSAGES: usize = 1024;
 const NS_PER_SEC: i64 = 1_000_000_000;
 /// `preadv2`/`pwritev2` flags that sockets take: all but `RWF_NOWAIT` mean nothing there.
 const RWF_OF_SOCKETS: c_int = 0x3f;
@@ -43,16 +40,16 @@ pub fn millis_ns(ms: c_int) -> i64 {
 }
 
 /// A `timespec` limit as nanoseconds: -1 for a null pointer (no limit),
-/// saturated, `None` where the kernel says `EINVAL`.
+/// saturated, `None` where the kernel says `EINVAL` or `EFAULT`.
 ///
 /// # Safety
-/// `ts` is null or points to a readable `timespec`.
+/// `ts` is null or the program's.
 #[inline]
 pub unsafe fn timespec_ns(ts: *const timespec) -> Option<i64> {
     if ts.is_null() {
         return Some(-1);
     }
-    let t = ts.read();
+    let t = copy::read(ts).ok()?;
     if t.tv_sec < 0 || !(0..NS_PER_SEC).contains(&t.tv_nsec) {
         return None;
     }
@@ -62,13 +59,13 @@ pub unsafe fn timespec_ns(ts: *const timespec) -> Option<i64> {
 /// The same for `select`'s `timeval`, whose microseconds may exceed a second.
 ///
 /// # Safety
-/// `tv` is null or points to a readable `timeval`.
+/// `tv` is null or the program's.
 #[inline]
 pub unsafe fn timeval_ns(tv: *const timeval) -> Option<i64> {
     if tv.is_null() {
         return Some(-1);
     }
-    let t = tv.read();
+    let t = copy::read(tv).ok()?;
     if t.tv_sec < 0 || t.tv_usec < 0 {
         return None;
     }
@@ -84,22 +81,6 @@ pub(crate) fn now_ns() -> i64 {
 }
 
 // ------------------------------------------------------- reading and writing
-
-/// The bytes that `n` vectors hold, or `None` if the kernel would refuse them.
-unsafe fn total(iov: *const iovec, n: usize) -> Option<usize> {
-    if n > MAX_VECTORS || (n > 0 && (iov as usize) < LOWEST_ADDRESS) {
-        return None;
-    }
-    let mut sum = 0usize;
-    for i in 0..n {
-        let len = (*iov.add(i)).iov_len;
-        if len > isize::MAX as usize {
-            return None;
-        }
-        sum = sum.saturating_add(len);
-    }
-    Some(sum)
-}
 
 /// `read`: `recv`, but for a length of 0 the kernel returns before it looks at the socket.
 ///
@@ -118,10 +99,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> Outcome {
 /// # Safety
 /// As `readv`.
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Outcome {
-    match usize::try_from(n).ok().and_then(|n| total(iov, n)) {
-        None | Some(0) => Bypass,
-        Some(_) => ops::recvv(fd, iov, n as usize, flags),
-    }
+    usize::try_from(n).map_or(Bypass, |n| ops::recvv(fd, iov, n, flags))
 }
 
 /// `write`: `send`, but a length that no call can have is the kernel's to refuse.
@@ -141,11 +119,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> Outcome {
 /// # Safety
 /// As `writev`.
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Outcome {
-    match usize::try_from(n).ok().and_then(|n| total(iov, n)) {
-        // Like `read` of nothing, the kernel does not look at the socket.
-        None | Some(0) => Bypass,
-        Some(_) => ops::sendv(fd, iov, n as usize, flags),
-    }
+    usize::try_from(n).map_or(Bypass, |n| ops::sendv(fd, iov, n, flags))
 }
 
 fn rwf(offset: off64_t, flags: c_int) -> Option<c_int> {
@@ -195,15 +169,12 @@ pub unsafe fn recvfrom(
     if addr.is_null() || !matches!(got, Done(_)) {
         return got;
     }
-    if (len as usize) < LOWEST_ADDRESS {
-        return Fail(libc::EFAULT);
-    }
     // The kernel looks at the length that it was given only now, and as a signed number.
-    if (*len as i32) < 0 {
-        return Fail(libc::EINVAL);
+    match copy::read(len).map(|n| n as i32) {
+        Ok(..0) => Fail(libc::EINVAL),
+        Ok(_) => copy::write(len, 0).map_or(Fail(libc::EFAULT), |()| got),
+        Err(copy::Fault) => Fail(libc::EFAULT),
     }
-    *len = 0;
-    got
 }
 
 /// `sendto`: a connected TCP socket ignores the address.
@@ -248,7 +219,7 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
         }
     }
     while done < n as usize {
-        let entry = msgs.add(done);
+        let entry = msgs.wrapping_add(done);
         let len = match ops::recvmsg(fd, &raw mut (*entry).msg_hdr, flags_now) {
             Bypass if done == 0 => return Bypass,
             // The connection left the ring between two messages: the rest comes from the kernel.
@@ -256,7 +227,14 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
             other => other,
         };
         match len {
-            Done(len) => (*entry).msg_len = len as c_uint,
+            Done(len) => {
+                if copy::write(&raw mut (*entry).msg_len, len as c_uint).is_err() {
+                    if done == 0 {
+                        return Fail(libc::EFAULT);
+                    }
+                    break;
+                }
+            }
             other if done == 0 => return other,
             _ => break,
         }
@@ -266,12 +244,14 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
         }
         if !timeout.is_null() {
             let left = (end - now_ns()).max(0);
-            timeout.write(timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC });
+            if copy::write(timeout, timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC }).is_err() {
+                return Fail(libc::EFAULT);
+            }
             if left == 0 {
                 break;
             }
         }
-        if (*entry).msg_hdr.msg_flags & libc::MSG_OOB != 0 {
+        if copy::read(&raw const (*entry).msg_hdr.msg_flags).is_ok_and(|f| f & libc::MSG_OOB != 0) {
             break;
         }
     }
@@ -290,8 +270,8 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -
         return Bypass;
     }
     let mut done = 0usize;
-    while done < (n as usize).min(MAX_VECTORS) {
-        let entry = msgs.add(done);
+    while done < (n as usize).min(MAX_MESSAGES) {
+        let entry = msgs.wrapping_add(done);
         let sent = match ops::sendmsg(fd, &raw const (*entry).msg_hdr, flags) {
             Bypass if done == 0 => return Bypass,
             Bypass => raw(libc::SYS_sendmsg, fd as usize, entry as usize, flags as usize, 0, 0, 0),
@@ -302,11 +282,16 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -
             other if done == 0 => return other,
             _ => break,
         };
-        (*entry).msg_len = sent as c_uint;
+        if copy::write(&raw mut (*entry).msg_len, sent as c_uint).is_err() {
+            if done == 0 {
+                return Fail(libc::EFAULT);
+            }
+            break;
+        }
         done += 1;
         // A message that went out in part is the last one.
-        let hdr = &(*entry).msg_hdr;
-        if total(hdr.msg_iov, hdr.msg_iovlen).is_some_and(|all| sent < all) {
+        let all = copy::read(&raw const (*entry).msg_hdr).ok().and_then(|h| total(h.msg_iov, h.msg_iovlen));
+        if all.is_some_and(|all| sent < all) {
             break;
         }
     }
@@ -393,7 +378,8 @@ pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, l
     let Some(ns) = timeval_ns(limit) else { return Bypass };
     let (out, left) = timed(ns, || ops::select(n, r, w, e, ns, ptr::null()));
     if let Some(left) = left {
-        limit.write(timeval { tv_sec: left / NS_PER_SEC, tv_usec: left % NS_PER_SEC / 1000 });
+        // Where it may not be written the kernel lets it be.
+        let _ = copy::write(limit, timeval { tv_sec: left / NS_PER_SEC, tv_usec: left % NS_PER_SEC / 1000 });
     }
     out
 }
@@ -432,12 +418,12 @@ unsafe fn pselect6(
     if table::is_without_tcp() {
         return Bypass;
     }
-    let (Some(ns), Some(mask)) = (timespec_ns(limit), if pair.is_null() { Some(0) } else { mask_of(*pair) }) else {
+    let (Some(ns), Some(mask)) = (timespec_ns(limit), if pair.is_null() { Some(0) } else { mask_at(pair) }) else {
         return Bypass;
     };
     let (out, left) = timed(ns, || ops::select(n, r, w, e, ns, mask as *const sigset_t));
     if let Some(left) = left {
-        limit.write(timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC });
+        let _ = copy::write(limit, timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC });
     }
     out
 }
@@ -450,9 +436,14 @@ unsafe fn raw_ppoll(fds: *mut pollfd, n: usize, limit: *mut timespec, mask: *con
     let Some(ns) = timespec_ns(limit) else { return Bypass };
     let (out, left) = timed(ns, || ops::poll(fds, n, ns, mask));
     if let Some(left) = left {
-        limit.write(timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC });
+        let _ = copy::write(limit, timespec { tv_sec: left / NS_PER_SEC, tv_nsec: left % NS_PER_SEC });
     }
     out
+}
+
+/// The same of a pair that the program has somewhere.
+unsafe fn mask_at(pair: *const [usize; 2]) -> Option<usize> {
+    mask_of(copy::read(pair).ok()?)
 }
 
 /// A signal mask of a raw system call, or `None` if its size is not the kernel's.
@@ -671,6 +662,7 @@ calls! { a b c d e f :
     #[cfg(target_arch = "x86_64")]
     SYS_signalfd => if a as c_int == -1 { raw_fd(libc::SYS_signalfd, a, b, c, 0, 0, 0) } else { Bypass };
 
+    SYS_rt_sigaction => fault::raw_sigaction(a as _, b, c, d);
     SYS_execve => raw_exec(libc::SYS_execve, a, b, c, 0, 0);
     SYS_execveat => raw_exec(libc::SYS_execveat, a, b, c, d, e);
     SYS_exit_group => { ops::exiting(); Bypass };

@@ -10,6 +10,7 @@
 use crate::bell;
 use crate::chaos;
 use crate::conn::{Both, Conn, Phase};
+use crate::copy;
 use crate::edges::{News, Told};
 use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;

@@ -243,7 +243,7 @@ unsafe fn die(sig: c_int, info: *mut siginfo_t) {
         if kernel_action(sig, Some(&Action::NONE), None).is_err() {
             let _ = sys!(libc::SYS_kill, sys::pid(), libc::SIGKILL);
         }
-            let tid = sys!(libc::SYS_gettid).unwrap_or(0);
+        let tid = sys!(libc::SYS_gettid).unwrap_or(0);
         let _ = sys!(libc::SYS_rt_tgsigqueueinfo, sys::pid(), tid, sig, info);
     }
 }

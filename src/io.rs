@@ -6,6 +6,7 @@
 //! they would in the kernel.
 
 use crate::conn::*;
+use crate::copy::is_nowhere;
 use crate::layout::*;
 use crate::ops::Outcome;
 use crate::pins;
@@ -50,11 +51,6 @@ use receive::{await_resume, take, tcp_take, waited, Take};
 pub use send::send;
 use send::{put, Put};
 use wait::{is_dry, wait};
-
-/// Whether no program's memory can lie at this address.
-pub fn is_nowhere(at: usize) -> bool {
-    !(4096..1 << 56).contains(&at)
-}
 
 /// The program's buffers.
 #[derive(Clone, Copy)]
@@ -121,8 +117,7 @@ impl<'a> Bufs<'a> {
     }
 
     /// Whether a buffer lies where no program's memory can: in the first page, or in the upper part of the
-    /// address space. (Other bad addresses are not told from good ones without a system call: they fault here
-    /// instead of giving `EFAULT`.)
+    /// address space. (Other bad addresses are found out when something is copied.)
     fn is_nowhere(&self) -> bool {
         let bad = |v: &iovec| is_nowhere(v.iov_base as usize) && v.iov_len > 0;
         match self.iov {

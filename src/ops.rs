@@ -3,7 +3,7 @@
 
 use crate::stats::Why;
 use crate::sys::{self, Errno};
-use crate::{bg, epoll, fds, foreign, io, options, poll, process, retire, streams, table, transfer};
+use crate::{bg, copy, epoll, fds, foreign, io, options, poll, process, retire, streams, table, transfer};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -250,14 +250,45 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Ou
     quick.unwrap_or_else(|| unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) })
 }
 
-/// An array of buffers, if it is one that the kernel would take.
-unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
-    if iov.is_null() || n == 0 || n > 1024 {
+/// The most buffers that the kernel takes in one call (`UIO_MAXIOV`).
+const MAX_VECTORS: usize = 1024;
+
+/// The bytes that an array of buffers has room for, if it is one that the kernel would take.
+///
+/// # Safety
+/// None: there may be no array.
+pub unsafe fn total(iov: *const iovec, n: usize) -> Option<usize> {
+    if n > MAX_VECTORS {
         return None;
     }
-    // SAFETY: the caller's promise.
-    let v = unsafe { core::slice::from_raw_parts(iov, n) };
-    v.iter().all(|x| x.iov_len <= isize::MAX as usize).then_some(v)
+    const SOME: usize = 8;
+    let mut some = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; SOME];
+    let mut sum = 0usize;
+    for from in (0..n).step_by(SOME) {
+        let at = iov.wrapping_add(from);
+        let few = &mut some[..(n - from).min(SOME)];
+        if copy::is_nowhere(at as usize) {
+            return None;
+        }
+        // SAFETY: as many are our own.
+        unsafe { copy::copy(at.cast(), few.as_mut_ptr().cast(), size_of_val(few)) }.ok()?;
+        for v in few {
+            if v.iov_len > isize::MAX as usize {
+                return None;
+            }
+            sum = sum.saturating_add(v.iov_len);
+        }
+    }
+    Some(sum)
+}
+
+/// Such an array, and the bytes that it has room for.
+///
+/// # Safety
+/// As above.
+unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<(&'a [iovec], usize)> {
+    // SAFETY: none is needed; then, it has just been read.
+    unsafe { total(iov, n).filter(|_| n > 0).map(|all| (core::slice::from_raw_parts(iov, n), all)) }
 }
 
 /// `readv(2)`.
@@ -269,10 +300,11 @@ pub unsafe fn recvv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
         // SAFETY: the caller's promise.
-        Some([one]) => unsafe { recv(fd, one.iov_base, one.iov_len, flags) },
+        Some(([one], 1..)) => unsafe { recv(fd, one.iov_base, one.iov_len, flags) },
         // SAFETY: the caller's promise.
-        Some(v) => unsafe { io::recv(fd, v, core::ptr::null_mut(), flags) },
-        None => Outcome::Bypass,
+        Some((v, 1..)) => unsafe { io::recv(fd, v, core::ptr::null_mut(), flags) },
+        // Like `read` of nothing, the kernel does not look at the socket.
+        Some(_) | None => Outcome::Bypass,
     }
 }
 
@@ -285,13 +317,27 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
     if msg.is_null() {
         return Outcome::Bypass;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; any bits are a header.
     unsafe {
-        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
-            Some(v) => io::recv(fd, v, msg, flags),
-            None => Outcome::Bypass,
+        // As the kernel does it: a copy, and what has changed is written back.
+        let Ok(mut m) = copy::read(msg) else { return Outcome::Bypass };
+        let Some((v, _)) = vector(m.msg_iov, m.msg_iovlen) else { return Outcome::Bypass };
+        let o = io::recv(fd, v, &mut m, flags);
+        match o {
+            Outcome::Done(_) => tell(msg, &m).map_or(Outcome::Fail(libc::EFAULT), |()| o),
+            _ => o,
         }
     }
+}
+
+/// Writes to a message's header what a receive has said in its copy.
+fn tell(msg: *mut msghdr, m: &msghdr) -> Result<(), copy::Fault> {
+    let at = |offset: usize| msg.wrapping_byte_add(offset);
+    if !m.msg_name.is_null() {
+        copy::write(at(core::mem::offset_of!(msghdr, msg_namelen)).cast(), m.msg_namelen)?;
+    }
+    copy::write(at(core::mem::offset_of!(msghdr, msg_flags)).cast(), m.msg_flags)?;
+    copy::write(at(core::mem::offset_of!(msghdr, msg_controllen)).cast(), m.msg_controllen)
 }
 
 /// What `recvmmsg` looks at first: an error that is still to be reported.
@@ -328,8 +374,9 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
         // SAFETY: the caller's promise.
-        Some(v) => unsafe { sendv_of(fd, v, core::ptr::null(), flags) },
-        None => Outcome::Bypass,
+        Some((v, 1..)) => unsafe { sendv_of(fd, v, core::ptr::null(), flags) },
+        // As above.
+        Some(_) | None => Outcome::Bypass,
     }
 }
 
@@ -356,20 +403,22 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     }
     if table::is_foreign(fd) {
         if !table::is_without_tcp() {
-            // SAFETY: the caller's promise.
-            unsafe {
-                if (*msg).msg_controllen > 0 {
-                    process::passing_fds(msg);
+            // SAFETY: any bits are a header.
+            if let Ok(m) = unsafe { copy::read(msg) } {
+                if m.msg_controllen > 0 {
+                    // SAFETY: the caller's promise.
+                    unsafe { process::passing_fds(&m) };
                 }
             }
         }
         return Outcome::Bypass;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; any bits are a header.
     unsafe {
-        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
-            Some(v) if (*msg).msg_controllen == 0 => sendv_of(fd, v, msg, flags),
-            Some(v) => io::send(fd, v, msg, flags),
+        let Ok(m) = copy::read(msg) else { return Outcome::Bypass };
+        match vector(m.msg_iov, m.msg_iovlen) {
+            Some((v, _)) if m.msg_controllen == 0 => sendv_of(fd, v, &m, flags),
+            Some((v, _)) => io::send(fd, v, &m, flags),
             None => Outcome::Bypass,
         }
     }

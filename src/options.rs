@@ -2,6 +2,7 @@
 
 use crate::config::RING_LARGEST;
 use crate::conn::*;
+use crate::copy::{self, is_nowhere};
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
@@ -153,7 +154,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if c.is_inherited() {
         visit::settle(c);
     }
-    if c.phase() != Phase::Managed || io::is_nowhere(arg) {
+    if c.phase() != Phase::Managed || is_nowhere(arg) {
         return Outcome::Bypass;
     }
     let value = if req == libc::FIONREAD {
@@ -173,9 +174,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if req == libc::FIONREAD && value > 0 {
         epoll::seen(c);
     }
-    // SAFETY: the program's `int`.
-    unsafe { *(arg as *mut c_int) = value };
-    Outcome::Done(0)
+    answered(copy::write(arg as *mut c_int, value))
 }
 
 const TCP_ZEROCOPY_RECEIVE: c_int = 35;
@@ -255,8 +254,9 @@ pub fn owe_nothing(c: &Conn, fd: c_int) {
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     // A negative length, too, is the kernel's to refuse. (So is a bad address, where the answer is not ours.)
-    // SAFETY: the program's memory.
-    let fits = || !io::is_nowhere(val as usize) && !io::is_nowhere(len as usize) && unsafe { *len } as c_int >= 4;
+    // SAFETY: any number is one.
+    let room = || unsafe { copy::read(len) }.map_or(-1, |n| n as c_int);
+    let fits = || !is_nowhere(val as usize) && room() >= 4;
     let ours = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
     let e = match (level, name) {
         // Also to a child that has not used the connection: the kernel has told it to who owns that.
@@ -264,13 +264,10 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if c.is_managed() => c.rcvlowat.load(Relaxed) as c_int,
         (libc::SOL_SOCKET, libc::SO_LINGER) if c.linger.load(Relaxed) != 0 && fits() => {
             let l = unpack(c.linger.load(Relaxed));
-            // SAFETY: the program's memory, for as many bytes as it says.
-            unsafe {
-                let n = (*len as usize).min(size_of::<linger>());
-                core::ptr::copy_nonoverlapping((&raw const l).cast::<u8>(), val.cast::<u8>(), n);
-                *len = n as socklen_t;
-            }
-            return Outcome::Done(0);
+            let n = (room().max(0) as usize).min(size_of::<linger>());
+            // SAFETY: no more than there is of it.
+            let r = unsafe { copy::copy((&raw const l).cast(), val.cast(), n) };
+            return answered(r.and_then(|()| copy::write(len, n as socklen_t)));
         }
         // SAFETY: the caller's promise.
         (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
@@ -283,12 +280,12 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
     if !fits() {
         return Outcome::Bypass;
     }
-    // SAFETY: the program's memory.
-    unsafe {
-        *(val as *mut c_int) = e;
-        *len = 4;
-    }
-    Outcome::Done(0)
+    answered(copy::write(val.cast(), e).and_then(|()| copy::write(len, 4)))
+}
+
+/// How a call ends that had the program's memory to write to.
+fn answered(r: Result<(), copy::Fault>) -> Outcome {
+    r.map_or(Outcome::Fail(libc::EFAULT), |()| Outcome::Done(0))
 }
 
 /// `TCP_INFO`: the kernel's, but ends that were told in the ring have happened, though its own come only later.

@@ -3,6 +3,7 @@
 use crate::bell;
 use crate::chaos;
 use crate::conn::{Conn, Phase, END_EOF};
+use crate::copy;
 use crate::early;
 use crate::epoll;
 use crate::io::end_peek;
@@ -69,10 +70,10 @@ fn kernel(fds: &mut [pollfd], timeout_ns: i64, mask: *const sigset_t, how: Optio
 /// # Safety
 /// `fds` must be valid for `n` elements; `mask` null or readable.
 pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
-    if n == 0 || fds.is_null() || n > 1 << 20 {
+    if n == 0 || n > 1 << 20 || !copy::is_there(fds, n) {
         return Outcome::Bypass;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise, or it was just looked for.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     let mut ours = false;
     for p in fds.iter() {
@@ -99,6 +100,10 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     }
     if !ours {
         return Outcome::Bypass;
+    }
+    if !copy::is_writable(fds.as_mut_ptr(), n) {
+        // The kernel waits first.
+        return Outcome::Fail(libc::EFAULT);
     }
     let since = Since::now();
     let _held = pins::Holding::begin();

@@ -5,6 +5,7 @@
 //! own rules (`fs/select.c`). Used only if a set holds one of our sockets:
 //! every other `select` goes to the kernel as it is.
 
+use crate::copy;
 use crate::dispatch::now_ns;
 use crate::ops::{self, Outcome};
 use crate::sys::sys;
@@ -67,6 +68,11 @@ struct Sets {
 }
 
 impl Sets {
+    /// Whether something is true of all words of each set that is given.
+    fn are(&self, it: impl Fn(*mut usize, usize) -> bool) -> bool {
+        self.sets.iter().all(|set| set.is_null() || it(*set, self.n.div_ceil(WORD)))
+    }
+
     /// Word `i` of set `s`, without the bits from `n` on; 0 for a set not given.
     unsafe fn word(&self, s: usize, i: usize) -> usize {
         let set = self.sets[s];
@@ -126,6 +132,10 @@ fn hits(p: &pollfd) -> [bool; 3] {
 /// The sets are null or hold as many bits as `select` would look at.
 pub unsafe fn any(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, ours: impl Fn(c_int) -> bool) -> bool {
     let sets = Sets { sets: [r.cast(), w.cast(), e.cast()], n: clip(n) };
+    if !sets.are(|set, words| copy::is_there(set, words)) {
+        // It is for the kernel to say so.
+        return false;
+    }
     let mut found = false;
     sets.scan(|fd, _| {
         found = ours(fd);
@@ -180,6 +190,10 @@ pub unsafe fn select(
         return Outcome::Fail(libc::EINVAL);
     }
     let sets = Sets { sets: [r.cast(), w.cast(), e.cast()], n: clip(n) };
+    if !sets.are(|set, words| copy::is_writable(set, words)) {
+        // The kernel waits first.
+        return Outcome::Fail(libc::EFAULT);
+    }
     let mut count = 0;
     sets.scan(|_, _| {
         count += 1;

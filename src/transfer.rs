@@ -5,17 +5,37 @@ use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::sys::{sys, Errno};
-use crate::{early, poll, process, pump, table, visit};
+use crate::{copy, early, poll, process, pump, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, off64_t};
 
 const CHUNK: usize = 64 << 10;
 
-/// `sendfile(2)`: reads the file here and sends what was read.
+/// `sendfile(2)`.
 ///
 /// # Safety
 /// As for the call.
 pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
+    if off.is_null() {
+        // SAFETY: the caller's promise.
+        return unsafe { send_file(out, inp, off, n) };
+    }
+    // SAFETY: any bits are a number; then, that is our own.
+    unsafe {
+        let Ok(mut at) = copy::read(off) else { return Outcome::Bypass };
+        let o = send_file(out, inp, &mut at, n);
+        match o {
+            Outcome::Done(_) => copy::write(off, at).map_or(Outcome::Fail(libc::EFAULT), |()| o),
+            _ => o,
+        }
+    }
+}
+
+/// Reads the file here and sends what was read.
+///
+/// # Safety
+/// `off` is null or valid.
+unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
     let Some(c) = early::conn(out) else { return Outcome::Bypass };
     if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
         return Outcome::Bypass;
@@ -31,7 +51,7 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
     while done < n {
         let want = (n - done).min(CHUNK);
         // Reading at a position, so that what could not be sent is not lost from the file's own.
-        // SAFETY: `off` is the program's, null or valid; `buf` has room.
+        // SAFETY: `off` is null or valid; `buf` has room.
         let at = unsafe {
             match off.is_null() {
                 true => match sys!(libc::SYS_lseek, inp, 0, libc::SEEK_CUR) {

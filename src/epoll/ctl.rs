@@ -67,12 +67,15 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         // A record that is no more has no items, but the one that it goes on as may have.
         return table::is(fd, conn).then_some(Outcome::Bypass);
     }
-    if ev.is_null() && op != libc::EPOLL_CTL_DEL {
-        return Some(Outcome::Fail(libc::EFAULT));
-    }
+    let want = match op {
+        libc::EPOLL_CTL_DEL => None,
+        // SAFETY: any bits are an event.
+        _ => match unsafe { copy::read(ev) } {
+            Ok(e) => Some(e),
+            Err(copy::Fault) => return Some(Outcome::Fail(libc::EFAULT)),
+        },
+    };
     let Some(set) = make_set(epfd) else { return Some(Outcome::Bypass) };
-    // SAFETY: the caller's promise.
-    let want = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
     let mut done = set.change(op, fd, conn, want);
     if done == Ok(Change::NoBell) {
         crate::process::give_up(conn, crate::stats::Why::Resources);

@@ -5,6 +5,7 @@ use crate::chaos;
 use crate::signals::{self, Since, Sleep};
 use crate::sleepers;
 use crate::sync::{coarse_ns, TICK_NS};
+use crate::thread::me;
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
@@ -120,11 +121,20 @@ impl Set {
                     inner.moving.push_back(key);
                     self.moving.store(inner.moving.len() as u32, Relaxed);
                 }
+                let told = i.told;
                 if i.events & ET != 0 && !i.told.tell(news, got) || got == 0 {
                     continue;
                 }
-                // SAFETY: `out < max`, and the program's array has room for `max` events.
-                unsafe { evs.add(out).write_unaligned(epoll_event { events: got, u64: i.data }) };
+                if copy::write(evs.wrapping_add(out), epoll_event { events: got, u64: i.data }).is_err() {
+                    // It is there for the next call.
+                    i.told = told;
+                    if !core::mem::replace(&mut i.listed, true) {
+                        inner.ready.push_back(key);
+                        self.listed.store(inner.ready.len() as u32, SeqCst);
+                    }
+                    me(|t| t.faulted.set(true));
+                    continue;
+                }
                 out += 1;
                 // Of several calls the one that began last: this one may have been slow.
                 i.round = i.round.max(round);
@@ -498,7 +508,9 @@ impl Set {
         let max = max as usize;
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
         let left = || if deadline > 0 { (deadline - now_ns()).max(0) } else { deadline };
+        let faulted = || me(|t| t.faulted.replace(false));
         let mut limit = timeout_ns;
+        faulted();
         loop {
             let moves = self.moves.load(SeqCst);
             // A connection that went over between the looks at its two possible places was seen in neither.
@@ -530,11 +542,17 @@ impl Set {
                 self.show();
                 return Ok(n as isize);
             }
+            if faulted() {
+                return Err(libc::EFAULT);
+            }
             if timeout_ns == 0 {
                 self.look_at_kernel();
                 link::drain_hints(0);
                 self.look_at_moving();
                 let n = self.harvest(evs, max, self.new_round());
+                if n == 0 && faulted() {
+                    return Err(libc::EFAULT);
+                }
                 if n == 0 && moved() {
                     continue;
                 }
@@ -588,6 +606,9 @@ impl Set {
             if n > 0 {
                 self.show();
                 return Ok(n as isize);
+            }
+            if faulted() {
+                return Err(libc::EFAULT);
             }
             if over && !moved() {
                 return Ok(0);

@@ -65,9 +65,7 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
     }
     match rx.path() {
         RxPath::Ring | RxPath::RingFinal | RxPath::Returning | RxPath::Draining if !conn.is_mapped() => Take::Empty,
-        RxPath::Draining if !rx.ring().kept.is_empty() => {
-            taken(ring_take(conn, &mut rx, b, flags))
-        }
+        RxPath::Draining if !rx.ring().kept.is_empty() => taken(ring_take(conn, &mut rx, b, flags)),
         // What was to be repeated will not be, if the connection has failed meanwhile.
         RxPath::Returning if !conn.has_ended(END_EOF) => match peek {
             // What is peeked at now is repeated on TCP later.

@@ -118,7 +118,8 @@ fn both_ways_give_the_same_stream() {
                     let (skip, n) = (r.size(256) - 1, r.size(STRIDE));
                     let (one, two) = buf.split_at_mut(skip);
                     // SAFETY: both are writable for their length.
-                    let got = unsafe { rx.peek([(one.as_mut_ptr(), skip), (two.as_mut_ptr(), n)].into_iter()) }.unwrap();
+                    let got =
+                        unsafe { rx.peek([(one.as_mut_ptr(), skip), (two.as_mut_ptr(), n)].into_iter()) }.unwrap();
                     assert_eq!(got, (skip + n).min(model.len()), "seed {seed}");
                     assert!(buf[..got].iter().eq(model.iter().take(got)), "seed {seed}");
                 }
