@@ -19,11 +19,11 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// A call on an fd, and on nothing else.
-type Call = unsafe extern "C" fn(RawFd) -> isize;
+pub(super) type Call = unsafe extern "C" fn(RawFd) -> isize;
 
 /// Where a handler jumps to: libc's `sigjmp_buf`, which is smaller.
 #[repr(C, align(16))]
-struct Place(UnsafeCell<[u64; 64]>);
+pub(super) struct Place(pub(super) UnsafeCell<[u64; 64]>);
 
 // SAFETY: one thread uses it.
 unsafe impl Sync for Place {}
@@ -35,7 +35,7 @@ static THREAD: AtomicI32 = AtomicI32::new(0);
 static INSIDE: AtomicBool = AtomicBool::new(false);
 
 /// What a call returns that a handler has left.
-const LEFT: isize = -1000;
+pub(super) const LEFT: isize = -1000;
 
 // `sigsetjmp` returns twice, which no function of Rust may live through.
 #[cfg(target_arch = "x86_64")]
@@ -91,8 +91,8 @@ core::arch::global_asm!(
 
 extern "C" {
     /// Makes the call; [`LEFT`] if a handler jumps to `place`.
-    fn rs_app_leavable(place: *mut u64, call: Call, fd: RawFd) -> isize;
-    fn siglongjmp(place: *mut u64, value: c_int) -> !;
+    pub(super) fn rs_app_leavable(place: *mut u64, call: Call, fd: RawFd) -> isize;
+    pub(super) fn siglongjmp(place: *mut u64, value: c_int) -> !;
 }
 
 extern "C" fn jump(_: c_int) {

@@ -2,6 +2,7 @@
 //!
 //! Every check has a process of its own, and ten seconds. It first warms its connection up.
 
+mod badmem;
 mod basic;
 mod bulk;
 mod cancel;
@@ -12,6 +13,7 @@ mod dialled;
 mod ends;
 mod environs;
 mod family;
+mod faults;
 mod found;
 mod handlers;
 mod images;
@@ -65,6 +67,8 @@ fn all() -> Vec<Check> {
         returns::CHECKS,
         stdio::CHECKS,
         told::CHECKS,
+        badmem::CHECKS,
+        faults::CHECKS,
     ];
     lists.concat()
 }
