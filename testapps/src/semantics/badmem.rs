@@ -8,6 +8,7 @@ use super::Check;
 use crate::{ensure, prng, same, sys};
 use libc::{c_void, iovec, msghdr, EFAULT, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, POLLIN};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -73,7 +74,10 @@ impl Pages {
                 ensure!(file >= 0 && libc::ftruncate(file, (good * PAGE) as i64) == 0, "no file");
                 flags = libc::MAP_SHARED;
             }
-            let at = libc::mmap(null_mut(), all, rw, flags, file, 0);
+            // Far from where the kernel maps what anybody asks for, so that a hole stays one.
+            static NEXT: AtomicUsize = AtomicUsize::new(1 << 44);
+            let at = NEXT.fetch_add(1 << 24, SeqCst) as *mut c_void;
+            let at = libc::mmap(at, all, rw, flags | libc::MAP_FIXED_NOREPLACE, file, 0);
             ensure!(at != libc::MAP_FAILED, "no memory");
             if file >= 0 {
                 sys::close(file)?;
@@ -99,9 +103,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it any more. (What was unmapped may have become another's: it stays.)
+        // SAFETY: nothing uses it any more.
         unsafe {
-            libc::munmap(self.at.cast(), (self.n - 2) * PAGE);
+            libc::munmap(self.at.cast(), self.n * PAGE);
         }
     }
 }
@@ -589,14 +593,14 @@ fn sets(cx: &mut Cx, flags: u32) -> Res {
 /// Many threads fail at once, while the stream goes on.
 fn threads(cx: &mut Cx) -> Res {
     let fd = cx.fd;
-    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
     let all: Vec<_> = (0..3usize)
         .map(|k| {
             let stop = stop.clone();
             std::thread::spawn(move || -> Result<u32, String> {
                 let p = Pages::new(1, READS[k % READS.len()]).map_err(|Why(w)| w)?;
                 let mut runs = 0;
-                while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                while !stop.load(SeqCst) {
                     for n in [16, 60, 200, 4000] {
                         // SAFETY: the kernel answers for bad memory.
                         let r = unsafe { libc::send(fd, p.end(1).cast(), n, MSG_NOSIGNAL) };
@@ -616,7 +620,7 @@ fn threads(cx: &mut Cx) -> Res {
         })
         .collect();
     let result = cx.warm(2000, 0);
-    stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    stop.store(true, SeqCst);
     for t in all {
         let runs = t.join().map_err(|_| Why("a thread failed".into()))?.map_err(Why)?;
         ensure!(runs > 0, "a thread did nothing");
