@@ -3,11 +3,13 @@
 //! The kernel answers a bad address with `EFAULT`. To ask it beforehand would take a system call for each transfer. So the
 //! bytes are simply copied, by instructions that are known: if one of them faults, [`crate::fault`] goes on behind the copy,
 //! which then says so. It has copied some of the bytes by then, or none. Few bytes are copied here; the rest is libc's
-//! `memcpy`, which knows the machine: on its way in it leaves the place where to go on in the thread's own words.
+//! `memcpy`, which knows the machine; that a thread is in there for us, and on which stack, it has noted in its own words.
 //!
 //! As long as nobody [stands by](crate::fault::stand_by) a bad address is a fault, as it is for any function of C.
 
 use crate::thread::me;
+#[cfg(target_arch = "x86_64")]
+use crate::thread::Thread;
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::ops::Range;
@@ -27,8 +29,12 @@ extern "C" {
     static ringsock_copy_end: u8;
     /// What it does after a fault.
     static ringsock_copy_failed: u8;
-    /// Copies any number of bytes by libc. While it does, `*place` is where its frame is.
-    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize, place: *mut usize) -> usize;
+    /// Copies any number of bytes by libc. While it does, the thread's `copying` is its stack pointer.
+    #[cfg(target_arch = "x86_64")]
+    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize) -> usize;
+    /// The same; `copying` is what it is in.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize, copying: *mut usize) -> usize;
     /// What it does after a fault, on the stack as it was noted.
     static ringsock_copy_far_failed: u8;
     fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
@@ -59,8 +65,14 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, n: usize) -> Result<(), Fault> 
     }
 }
 
-#[inline(never)]
+#[inline(always)]
 unsafe fn far(to: *mut u8, from: *const u8, n: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise.
+    unsafe {
+        ringsock_copy_far(to, from, n)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller's promise; the place is the thread's own.
     me(|t| unsafe { ringsock_copy_far(to, from, n, t.copying.as_ptr()) })
 }
@@ -134,19 +146,21 @@ pub fn is_known() -> bool {
     LIBC[1].load(Relaxed) != 0
 }
 
-/// Where the thread goes on, and on which stack if on another, whose instruction at `pc` has faulted. `None`: it was no copy.
-pub(crate) fn after(pc: usize) -> Option<(usize, Option<usize>)> {
+/// What libc's function has on the stack that has put nothing there.
+const CALL: usize = if cfg!(target_arch = "x86_64") { size_of::<usize>() } else { 0 };
+
+/// Where the thread goes on, and with which stack pointer, whose instruction at `pc` has faulted. `None`: it was no copy.
+pub(crate) fn after(pc: usize, sp: usize) -> Option<(usize, usize)> {
     let near = ringsock_copy as *const () as usize..(&raw const ringsock_copy_end) as usize;
     if near.contains(&pc) {
-        return Some(((&raw const ringsock_copy_failed) as usize, None));
+        return Some(((&raw const ringsock_copy_failed) as usize, sp));
     }
     if !(LIBC[0].load(Relaxed)..LIBC[1].load(Relaxed)).contains(&pc) {
         return None;
     }
-    match me(|t| t.copying.get()) {
-        0 => None,
-        sp => Some(((&raw const ringsock_copy_far_failed) as usize, Some(sp))),
-    }
+    // A function that has put nothing on the stack has changed no register that it would have to put back, and can be left.
+    let before = sp + CALL;
+    (me(|t| t.copying.get()) == before).then(|| ((&raw const ringsock_copy_far_failed) as usize, before))
 }
 
 // Loads of what may overlap all come before the stores, which spares a case for each length.
@@ -237,48 +251,30 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size ringsock_copy, . - ringsock_copy",
-    // What it saves is what a function that is left half way may have changed.
     ".type ringsock_copy_far, @function",
     "ringsock_copy_far:",
     ".cfi_startproc",
-    "push rbp",
-    ".cfi_def_cfa_offset 16",
-    ".cfi_offset rbp, -16",
-    "mov rbp, rsp",
-    ".cfi_def_cfa_register rbp",
-    "push rbx",
-    "push r12",
-    "push r13",
-    "push r14",
-    "push r15",
-    "push rcx",
-    "push qword ptr [rcx]",
     "sub rsp, 8",
-    "mov [rcx], rsp",
+    ".cfi_adjust_cfa_offset 8",
+    "mov rax, qword ptr [rip + ringsock_me@GOTTPOFF]",
+    "mov qword ptr fs:[rax + {copying}], rsp",
     "call [rip + memcpy@GOTPCREL]",
     "xor eax, eax",
-    "70:",
+    "10:",
+    "mov rcx, qword ptr [rip + ringsock_me@GOTTPOFF]",
+    "mov qword ptr fs:[rcx + {copying}], 0",
     "add rsp, 8",
-    "pop rdx",
-    "pop rcx",
-    "mov [rcx], rdx",
-    "pop r15",
-    "pop r14",
-    "pop r13",
-    "pop r12",
-    "pop rbx",
-    "pop rbp",
     ".cfi_remember_state",
-    ".cfi_def_cfa rsp, 8",
+    ".cfi_adjust_cfa_offset -8",
     "ret",
     ".cfi_restore_state",
     "ringsock_copy_far_failed:",
-    "lea rbp, [rsp + 64]",
     "mov eax, 1",
-    "jmp 70b",
+    "jmp 10b",
     ".cfi_endproc",
     ".size ringsock_copy_far, . - ringsock_copy_far",
     ".popsection",
+    copying = const core::mem::offset_of!(Thread, copying),
 );
 
 #[cfg(target_arch = "aarch64")]
@@ -355,49 +351,31 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size ringsock_copy, . - ringsock_copy",
-    // As above.
     ".type ringsock_copy_far, @function",
     "ringsock_copy_far:",
     ".cfi_startproc",
-    "stp x29, x30, [sp, #-176]!",
-    ".cfi_def_cfa_offset 176",
-    ".cfi_offset x29, -176",
-    ".cfi_offset x30, -168",
+    "stp x29, x30, [sp, #-32]!",
+    ".cfi_def_cfa_offset 32",
+    ".cfi_offset x29, -32",
+    ".cfi_offset x30, -24",
+    "str x3, [sp, #16]",
     "mov x29, sp",
-    "stp x19, x20, [sp, #16]",
-    "stp x21, x22, [sp, #32]",
-    "stp x23, x24, [sp, #48]",
-    "stp x25, x26, [sp, #64]",
-    "stp x27, x28, [sp, #80]",
-    "stp d8, d9, [sp, #96]",
-    "stp d10, d11, [sp, #112]",
-    "stp d12, d13, [sp, #128]",
-    "stp d14, d15, [sp, #144]",
-    "ldr x4, [x3]",
-    "stp x3, x4, [sp, #160]",
     "str x29, [x3]",
     "bl memcpy",
     "mov x0, #0",
-    "70:",
-    "ldp x3, x4, [sp, #160]",
-    "str x4, [x3]",
-    "ldp x19, x20, [sp, #16]",
-    "ldp x21, x22, [sp, #32]",
-    "ldp x23, x24, [sp, #48]",
-    "ldp x25, x26, [sp, #64]",
-    "ldp x27, x28, [sp, #80]",
-    "ldp d8, d9, [sp, #96]",
-    "ldp d10, d11, [sp, #112]",
-    "ldp d12, d13, [sp, #128]",
-    "ldp d14, d15, [sp, #144]",
-    "ldp x29, x30, [sp], #176",
+    "10:",
+    "ldr x3, [sp, #16]",
+    "str xzr, [x3]",
+    "ldp x29, x30, [sp], #32",
     ".cfi_remember_state",
     ".cfi_def_cfa_offset 0",
+    ".cfi_restore x29",
+    ".cfi_restore x30",
     "ret",
     ".cfi_restore_state",
     "ringsock_copy_far_failed:",
     "mov x0, #1",
-    "b 70b",
+    "b 10b",
     ".cfi_endproc",
     ".size ringsock_copy_far, . - ringsock_copy_far",
     ".popsection",

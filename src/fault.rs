@@ -203,11 +203,8 @@ unsafe extern "C" fn arrived(sig: c_int, info: *mut siginfo_t, context: *mut uco
     let [pc, sp] = [&raw mut c.pc, &raw mut c.sp];
     // SAFETY: two registers of the record. What was sent has a code that is not positive.
     unsafe {
-        if let Some((to, stack)) = copy::after(*pc as usize).filter(|_| code > 0) {
-            *pc = to as _;
-            if let Some(at) = stack {
-                *sp = at as _;
-            }
+        if let Some(to) = copy::after(*pc as usize, *sp as usize).filter(|_| code > 0) {
+            (*pc, *sp) = (to.0 as _, to.1 as _);
             return 0;
         }
     }
