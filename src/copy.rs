@@ -13,31 +13,61 @@ use crate::thread::Thread;
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The program has no such memory, or not for this use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault;
 
-/// Up to here bytes are copied without libc.
-const FEW: usize = 128;
-
 extern "C" {
-    /// Copies up to [`FEW`] bytes. Not 0: it could not.
+    /// Copies; not 0: it could not.
     fn ringsock_copy(to: *mut u8, from: *const u8, n: usize) -> usize;
-    /// Where the above ends.
+    /// Where the above ends, and what it does after a fault.
     static ringsock_copy_end: u8;
-    /// What it does after a fault.
-    static ringsock_copy_failed: u8;
-    /// Copies any number of bytes by libc. While it does, the thread's `copying` is its stack pointer.
+    /// The same for processors that have larger registers.
     #[cfg(target_arch = "x86_64")]
-    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize) -> usize;
-    /// The same; `copying` is what it is in.
-    #[cfg(not(target_arch = "x86_64"))]
-    fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize, copying: *mut usize) -> usize;
-    /// What it does after a fault, on the stack as it was noted.
+    fn ringsock_copy_avx(to: *mut u8, from: *const u8, n: usize) -> usize;
+    #[cfg(target_arch = "x86_64")]
+    static ringsock_copy_avx_end: u8;
+    /// Reads two bytes; not 0: it could not.
+    fn ringsock_touch(one: *const u8, two: *const u8) -> usize;
+    static ringsock_touch_end: u8;
+    /// What a copy by libc does after a fault.
     static ringsock_copy_far_failed: u8;
     fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
+}
+
+#[cfg(target_arch = "x86_64")]
+type Way = unsafe extern "C" fn(*mut u8, *const u8, usize) -> usize;
+
+/// How this processor copies.
+#[cfg(target_arch = "x86_64")]
+static WAY: AtomicPtr<()> = AtomicPtr::new(ringsock_copy as *mut ());
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copied(to: *mut u8, from: *const u8, n: usize) -> usize {
+    // SAFETY: one of the two functions above; the caller's promise.
+    unsafe { core::mem::transmute::<*mut (), Way>(WAY.load(Relaxed))(to, from, n) }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+unsafe fn copied(to: *mut u8, from: *const u8, n: usize) -> usize {
+    /// Up to here bytes are copied without libc.
+    const FEW: usize = 128;
+    extern "C" {
+        fn ringsock_copy_far(to: *mut u8, from: *const u8, n: usize, copying: *mut usize) -> usize;
+    }
+    // SAFETY: the caller's promise; the place is the thread's own.
+    unsafe {
+        match n {
+            0..=FEW => ringsock_copy(to, from, n),
+            _ => me(|t| ringsock_copy_far(to, from, n, t.copying.as_ptr())),
+        }
+    }
 }
 
 /// Whether no program's memory can lie at this address.
@@ -53,28 +83,10 @@ pub fn is_nowhere(at: usize) -> bool {
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, n: usize) -> Result<(), Fault> {
     // SAFETY: the caller's promise; that there may be no memory on the other side is what the functions are for.
-    match unsafe {
-        if n <= FEW {
-            ringsock_copy(to, from, n)
-        } else {
-            far(to, from, n)
-        }
-    } {
+    match unsafe { copied(to, from, n) } {
         0 => Ok(()),
         _ => Err(Fault),
     }
-}
-
-#[inline(always)]
-unsafe fn far(to: *mut u8, from: *const u8, n: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's promise.
-    unsafe {
-        ringsock_copy_far(to, from, n)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's promise; the place is the thread's own.
-    me(|t| unsafe { ringsock_copy_far(to, from, n, t.copying.as_ptr()) })
 }
 
 /// What lies at a place that the program names.
@@ -104,20 +116,22 @@ pub fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Fault> {
     unsafe { copy((&raw const value).cast(), to.cast(), size_of::<T>()) }
 }
 
-/// Whether an array of the program's is there.
+const PAGE: usize = 4096;
+
+/// Whether an array of the program's is there: a byte of each page is looked at. (A copy of it all would have to wait for
+/// what the program has just written in other portions.)
+#[inline]
 pub fn is_there<T>(at: *const T, n: usize) -> bool {
-    let mut some = [0u8; FEW];
-    let all = n * size_of::<T>();
-    !is_nowhere(at as usize)
-        // SAFETY: as much is our own.
-        && (0..all).step_by(FEW).all(|from| unsafe {
-            copy(at.cast::<u8>().wrapping_add(from), some.as_mut_ptr(), (all - from).min(FEW)).is_ok()
-        })
+    let (first, all) = (at.cast::<u8>(), n * size_of::<T>());
+    let touch = |one, two| {
+        // SAFETY: there may be nothing.
+        unsafe { ringsock_touch(first.wrapping_add(one), first.wrapping_add(two)) == 0 }
+    };
+    all == 0 || !is_nowhere(at as usize) && touch(0, all - 1) && (PAGE..all).step_by(PAGE).all(|from| touch(from, from))
 }
 
 /// Whether one that is there, and that the call is to write to in the end, can be written to: a byte of each page.
 pub fn is_writable<T>(at: *mut T, n: usize) -> bool {
-    const PAGE: usize = 4096;
     let all = n * size_of::<T>();
     let same = |from: usize| {
         let byte = at.cast::<u8>().wrapping_add(from);
@@ -137,6 +151,10 @@ pub fn by() -> usize {
 
 /// What [`by`] gives is in the library that lies there.
 pub fn lies_in(library: Range<usize>) {
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx") {
+        WAY.store(ringsock_copy_avx as *mut (), Relaxed);
+    }
     LIBC[0].store(library.start, Relaxed);
     LIBC[1].store(library.end, Relaxed);
 }
@@ -149,11 +167,21 @@ pub fn is_known() -> bool {
 /// What libc's function has on the stack that has put nothing there.
 const CALL: usize = if cfg!(target_arch = "x86_64") { size_of::<usize>() } else { 0 };
 
+/// The functions that are left at their end, and where they are.
+fn near() -> impl Iterator<Item = Range<usize>> {
+    [
+        ringsock_copy as *const () as usize..(&raw const ringsock_copy_end) as usize,
+        #[cfg(target_arch = "x86_64")]
+        (ringsock_copy_avx as *const () as usize..(&raw const ringsock_copy_avx_end) as usize),
+        ringsock_touch as *const () as usize..(&raw const ringsock_touch_end) as usize,
+    ]
+    .into_iter()
+}
+
 /// Where the thread goes on, and with which stack pointer, whose instruction at `pc` has faulted. `None`: it was no copy.
 pub(crate) fn after(pc: usize, sp: usize) -> Option<(usize, usize)> {
-    let near = ringsock_copy as *const () as usize..(&raw const ringsock_copy_end) as usize;
-    if near.contains(&pc) {
-        return Some(((&raw const ringsock_copy_failed) as usize, sp));
+    if let Some(near) = near().find(|near| near.contains(&pc)) {
+        return Some((near.end, sp));
     }
     if !(LIBC[0].load(Relaxed)..LIBC[1].load(Relaxed)).contains(&pc) {
         return None;
@@ -163,12 +191,15 @@ pub(crate) fn after(pc: usize, sp: usize) -> Option<(usize, usize)> {
     (me(|t| t.copying.get()) == before).then(|| ((&raw const ringsock_copy_far_failed) as usize, before))
 }
 
-// Loads of what may overlap all come before the stores, which spares a case for each length.
+// What is not little is copied as two pieces, the first and the last bytes, which may overlap: that spares a case for each
+// length. The first instruction behind a function is where it goes on after a fault.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.ringsock_copy, \"ax\", @progbits",
-    ".globl ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
-    ".hidden ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".globl ringsock_copy, ringsock_copy_end, ringsock_copy_avx, ringsock_copy_avx_end, ringsock_touch, ringsock_touch_end",
+    ".hidden ringsock_copy, ringsock_copy_end, ringsock_copy_avx, ringsock_copy_avx_end, ringsock_touch, ringsock_touch_end",
+    ".globl ringsock_copy_far_failed",
+    ".hidden ringsock_copy_far_failed",
     ".type ringsock_copy, @function",
     ".balign 64",
     "ringsock_copy:",
@@ -197,6 +228,8 @@ global_asm!(
     "xor eax, eax",
     "ret",
     "20:",
+    "cmp rdx, 128",
+    "ja ringsock_copy_far",
     "movups xmm0, [rsi]",
     "movups xmm1, [rsi + 16]",
     "movups xmm2, [rsi + 32]",
@@ -246,11 +279,119 @@ global_asm!(
     "xor eax, eax",
     "ret",
     "ringsock_copy_end:",
-    "ringsock_copy_failed:",
     "mov eax, 1",
     "ret",
     ".cfi_endproc",
     ".size ringsock_copy, . - ringsock_copy",
+    ".type ringsock_copy_avx, @function",
+    ".balign 64",
+    "ringsock_copy_avx:",
+    ".cfi_startproc",
+    "cmp rdx, 16",
+    "jb 30f",
+    "cmp rdx, 32",
+    "ja 10f",
+    "vmovups xmm0, [rsi]",
+    "vmovups xmm1, [rsi + rdx - 16]",
+    "vmovups [rdi], xmm0",
+    "vmovups [rdi + rdx - 16], xmm1",
+    "xor eax, eax",
+    "ret",
+    "10:",
+    "cmp rdx, 64",
+    "ja 20f",
+    "vmovups ymm0, [rsi]",
+    "vmovups ymm1, [rsi + rdx - 32]",
+    "vmovups [rdi], ymm0",
+    "vmovups [rdi + rdx - 32], ymm1",
+    "xor eax, eax",
+    "vzeroupper",
+    "ret",
+    "20:",
+    "cmp rdx, 128",
+    "ja 25f",
+    "vmovups ymm0, [rsi]",
+    "vmovups ymm1, [rsi + 32]",
+    "vmovups ymm2, [rsi + rdx - 64]",
+    "vmovups ymm3, [rsi + rdx - 32]",
+    "vmovups [rdi], ymm0",
+    "vmovups [rdi + 32], ymm1",
+    "vmovups [rdi + rdx - 64], ymm2",
+    "vmovups [rdi + rdx - 32], ymm3",
+    "xor eax, eax",
+    "vzeroupper",
+    "ret",
+    "25:",
+    "cmp rdx, 256",
+    "ja ringsock_copy_far",
+    "vmovups ymm0, [rsi]",
+    "vmovups ymm1, [rsi + 32]",
+    "vmovups ymm2, [rsi + 64]",
+    "vmovups ymm3, [rsi + 96]",
+    "vmovups ymm4, [rsi + rdx - 128]",
+    "vmovups ymm5, [rsi + rdx - 96]",
+    "vmovups ymm6, [rsi + rdx - 64]",
+    "vmovups ymm7, [rsi + rdx - 32]",
+    "vmovups [rdi], ymm0",
+    "vmovups [rdi + 32], ymm1",
+    "vmovups [rdi + 64], ymm2",
+    "vmovups [rdi + 96], ymm3",
+    "vmovups [rdi + rdx - 128], ymm4",
+    "vmovups [rdi + rdx - 96], ymm5",
+    "vmovups [rdi + rdx - 64], ymm6",
+    "vmovups [rdi + rdx - 32], ymm7",
+    "xor eax, eax",
+    "vzeroupper",
+    "ret",
+    "30:",
+    "cmp edx, 8",
+    "jb 40f",
+    "mov rax, [rsi]",
+    "mov rcx, [rsi + rdx - 8]",
+    "mov [rdi], rax",
+    "mov [rdi + rdx - 8], rcx",
+    "xor eax, eax",
+    "ret",
+    "40:",
+    "cmp edx, 4",
+    "jb 50f",
+    "mov eax, [rsi]",
+    "mov ecx, [rsi + rdx - 4]",
+    "mov [rdi], eax",
+    "mov [rdi + rdx - 4], ecx",
+    "xor eax, eax",
+    "ret",
+    "50:",
+    "cmp edx, 1",
+    "jb 60f",
+    "movzx eax, byte ptr [rsi]",
+    "je 55f",
+    "movzx ecx, word ptr [rsi + rdx - 2]",
+    "mov [rdi + rdx - 2], cx",
+    "55:",
+    "mov [rdi], al",
+    "60:",
+    "xor eax, eax",
+    "ret",
+    "ringsock_copy_avx_end:",
+    "mov eax, 1",
+    "vzeroupper",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_copy_avx, . - ringsock_copy_avx",
+    ".type ringsock_touch, @function",
+    ".balign 64",
+    "ringsock_touch:",
+    ".cfi_startproc",
+    "movzx eax, byte ptr [rdi]",
+    "movzx eax, byte ptr [rsi]",
+    "xor eax, eax",
+    "ret",
+    "ringsock_touch_end:",
+    "mov eax, 1",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_touch, . - ringsock_touch",
     ".type ringsock_copy_far, @function",
     "ringsock_copy_far:",
     ".cfi_startproc",
@@ -280,8 +421,10 @@ global_asm!(
 #[cfg(target_arch = "aarch64")]
 global_asm!(
     ".pushsection .text.ringsock_copy, \"ax\", @progbits",
-    ".globl ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
-    ".hidden ringsock_copy, ringsock_copy_end, ringsock_copy_failed, ringsock_copy_far, ringsock_copy_far_failed",
+    ".globl ringsock_copy, ringsock_copy_end, ringsock_touch, ringsock_touch_end",
+    ".hidden ringsock_copy, ringsock_copy_end, ringsock_touch, ringsock_touch_end",
+    ".globl ringsock_copy_far, ringsock_copy_far_failed",
+    ".hidden ringsock_copy_far, ringsock_copy_far_failed",
     ".type ringsock_copy, @function",
     ".balign 64",
     "ringsock_copy:",
@@ -346,11 +489,22 @@ global_asm!(
     "mov x0, #0",
     "ret",
     "ringsock_copy_end:",
-    "ringsock_copy_failed:",
     "mov x0, #1",
     "ret",
     ".cfi_endproc",
     ".size ringsock_copy, . - ringsock_copy",
+    ".type ringsock_touch, @function",
+    "ringsock_touch:",
+    ".cfi_startproc",
+    "ldrb w2, [x0]",
+    "ldrb w2, [x1]",
+    "mov x0, #0",
+    "ret",
+    "ringsock_touch_end:",
+    "mov x0, #1",
+    "ret",
+    ".cfi_endproc",
+    ".size ringsock_touch, . - ringsock_touch",
     ".type ringsock_copy_far, @function",
     "ringsock_copy_far:",
     ".cfi_startproc",
@@ -385,19 +539,23 @@ global_asm!(
 mod tests {
     use super::*;
 
-    /// Every length by both ways, at every place in a word, with its surroundings left alone.
+    /// Every length, by libc and not, at several places in a word, with its surroundings left alone.
     #[test]
     fn every_length_is_copied_and_nothing_else() {
         let from: Vec<u8> = (0..700u32).map(|i| (i * 31 + 7) as u8).collect();
-        for n in (0..=2 * FEW).chain([300, 511, 600]) {
-            for (a, b) in [(0, 0), (1, 0), (0, 3), (5, 9)] {
-                let mut to = vec![0xee; 700];
-                // SAFETY: `a`, `b` and `n` lie within both.
-                assert_eq!(unsafe { copy(from.as_ptr().add(a), to.as_mut_ptr().add(b), n) }, Ok(()));
-                assert_eq!(to[b..b + n], from[a..a + n], "{n} bytes from {a} to {b}");
-                assert!(to[..b].iter().chain(&to[b + n..]).all(|x| *x == 0xee), "{n} bytes from {a} to {b}");
-                assert_eq!(me(|t| t.copying.get()), 0);
+        for round in 0..2 {
+            for n in (0..=300).chain([511, 600]) {
+                for (a, b) in [(0, 0), (1, 0), (0, 3), (5, 9)] {
+                    let mut to = vec![0xee; 700];
+                    // SAFETY: `a`, `b` and `n` lie within both.
+                    assert_eq!(unsafe { copy(from.as_ptr().add(a), to.as_mut_ptr().add(b), n) }, Ok(()));
+                    assert_eq!(to[b..b + n], from[a..a + n], "{n} bytes from {a} to {b}, round {round}");
+                    assert!(to[..b].iter().chain(&to[b + n..]).all(|x| *x == 0xee), "{n} bytes from {a} to {b}");
+                    assert_eq!(me(|t| t.copying.get()), 0);
+                }
             }
+            // From now on in the way that this processor does best.
+            lies_in(0..0);
         }
     }
 }

@@ -258,26 +258,17 @@ const MAX_VECTORS: usize = 1024;
 /// # Safety
 /// None: there may be no array.
 pub unsafe fn total(iov: *const iovec, n: usize) -> Option<usize> {
-    if n > MAX_VECTORS {
+    if n > MAX_VECTORS || !copy::is_there(iov, n) {
         return None;
     }
-    const SOME: usize = 8;
-    let mut some = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; SOME];
     let mut sum = 0usize;
-    for from in (0..n).step_by(SOME) {
-        let at = iov.wrapping_add(from);
-        let few = &mut some[..(n - from).min(SOME)];
-        if copy::is_nowhere(at as usize) {
+    for i in 0..n {
+        // SAFETY: it was just looked for.
+        let len = unsafe { (*iov.add(i)).iov_len };
+        if len > isize::MAX as usize {
             return None;
         }
-        // SAFETY: as many are our own.
-        unsafe { copy::copy(at.cast(), few.as_mut_ptr().cast(), size_of_val(few)) }.ok()?;
-        for v in few {
-            if v.iov_len > isize::MAX as usize {
-                return None;
-            }
-            sum = sum.saturating_add(v.iov_len);
-        }
+        sum = sum.saturating_add(len);
     }
     Some(sum)
 }
@@ -317,16 +308,35 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
     if msg.is_null() {
         return Outcome::Bypass;
     }
-    // SAFETY: the caller's promise; any bits are a header.
+    // As the kernel does it: a copy, and what has changed is written back.
+    let Some(mut m) = header(msg) else { return Outcome::Bypass };
+    // SAFETY: the caller's promise.
     unsafe {
-        // As the kernel does it: a copy, and what has changed is written back.
-        let Ok(mut m) = copy::read(msg) else { return Outcome::Bypass };
         let Some((v, _)) = vector(m.msg_iov, m.msg_iovlen) else { return Outcome::Bypass };
         let o = io::recv(fd, v, &mut m, flags);
         match o {
             Outcome::Done(_) => tell(msg, &m).map_or(Outcome::Fail(libc::EFAULT), |()| o),
             _ => o,
         }
+    }
+}
+
+/// A copy of a message's header.
+fn header(msg: *const msghdr) -> Option<msghdr> {
+    if !copy::is_there(msg, 1) {
+        return None;
+    }
+    // SAFETY: it was just looked for; all-zero is one. Word by word, as programs write it: larger loads would have to wait for
+    // all of that.
+    unsafe {
+        let mut m: msghdr = core::mem::zeroed();
+        m.msg_name = (&raw const (*msg).msg_name).read_volatile();
+        m.msg_namelen = (&raw const (*msg).msg_namelen).read_volatile();
+        m.msg_iov = (&raw const (*msg).msg_iov).read_volatile();
+        m.msg_iovlen = (&raw const (*msg).msg_iovlen).read_volatile();
+        m.msg_control = (&raw const (*msg).msg_control).read_volatile();
+        m.msg_controllen = (&raw const (*msg).msg_controllen).read_volatile();
+        Some(m)
     }
 }
 
@@ -403,8 +413,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     }
     if table::is_foreign(fd) {
         if !table::is_without_tcp() {
-            // SAFETY: any bits are a header.
-            if let Ok(m) = unsafe { copy::read(msg) } {
+            if let Some(m) = header(msg) {
                 if m.msg_controllen > 0 {
                     // SAFETY: the caller's promise.
                     unsafe { process::passing_fds(&m) };
@@ -413,9 +422,9 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
         }
         return Outcome::Bypass;
     }
-    // SAFETY: the caller's promise; any bits are a header.
+    let Some(m) = header(msg) else { return Outcome::Bypass };
+    // SAFETY: the caller's promise.
     unsafe {
-        let Ok(m) = copy::read(msg) else { return Outcome::Bypass };
         match vector(m.msg_iov, m.msg_iovlen) {
             Some((v, _)) if m.msg_controllen == 0 => sendv_of(fd, v, &m, flags),
             Some((v, _)) => io::send(fd, v, &m, flags),
