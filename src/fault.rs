@@ -196,17 +196,11 @@ extern "C" {
 /// The arguments are the kernel's.
 unsafe extern "C" fn arrived(sig: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -> usize {
     // SAFETY: the kernel's record of the signal and of the registers.
-    let (code, c) = unsafe { ((*info).si_code, &mut (*context).uc_mcontext) };
-    #[cfg(target_arch = "x86_64")]
-    let [pc, sp] = [libc::REG_RIP, libc::REG_RSP].map(|r| &raw mut c.gregs[r as usize]);
-    #[cfg(target_arch = "aarch64")]
-    let [pc, sp] = [&raw mut c.pc, &raw mut c.sp];
-    // SAFETY: two registers of the record. What was sent has a code that is not positive.
-    unsafe {
-        if let Some(to) = copy::after(*pc as usize, *sp as usize).filter(|_| code > 0) {
-            (*pc, *sp) = (to.0 as _, to.1 as _);
-            return 0;
-        }
+    let (code, registers) = unsafe { ((*info).si_code, &mut (*context).uc_mcontext) };
+    // What was sent has a code that is not positive.
+    // SAFETY: as above.
+    if code > 0 && unsafe { copy::fail(registers) } {
+        return 0;
     }
     let program = of(sig);
     let (handler, flags) = program.now();

@@ -346,8 +346,9 @@ fn tell(msg: *mut msghdr, m: &msghdr) -> Result<(), copy::Fault> {
     if !m.msg_name.is_null() {
         copy::write(at(core::mem::offset_of!(msghdr, msg_namelen)).cast(), m.msg_namelen)?;
     }
-    copy::write(at(core::mem::offset_of!(msghdr, msg_flags)).cast(), m.msg_flags)?;
-    copy::write(at(core::mem::offset_of!(msghdr, msg_controllen)).cast(), m.msg_controllen)
+    const LENGTH: usize = core::mem::offset_of!(msghdr, msg_controllen);
+    const _: () = assert!(core::mem::offset_of!(msghdr, msg_flags) == LENGTH + 8);
+    copy::put(at(LENGTH).cast(), m.msg_controllen as u64, m.msg_flags as u32)
 }
 
 /// What `recvmmsg` looks at first: an error that is still to be reported.
@@ -422,12 +423,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
         }
         return Outcome::Bypass;
     }
-    let Some(m) = header(msg) else { return Outcome::Bypass };
-    // SAFETY: the caller's promise.
+    if !copy::is_there(msg, 1) {
+        return Outcome::Bypass;
+    }
+    // SAFETY: it was just looked for; the caller's promise.
     unsafe {
-        match vector(m.msg_iov, m.msg_iovlen) {
-            Some((v, _)) if m.msg_controllen == 0 => sendv_of(fd, v, &m, flags),
-            Some((v, _)) => io::send(fd, v, &m, flags),
+        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
+            Some((v, _)) if (*msg).msg_controllen == 0 => sendv_of(fd, v, msg, flags),
+            Some((v, _)) => io::send(fd, v, msg, flags),
             None => Outcome::Bypass,
         }
     }

@@ -39,7 +39,7 @@ pub struct Thread {
     pub(crate) uncancellable: Cell<bool>,
     /// What its call holds open, see `pins`.
     pub(crate) held: Cell<usize>,
-    /// Where its stack ends that is in libc for a copy, see `copy`; 0: it is not.
+    /// Where its stack ended when it last was in libc for a copy, see `copy`.
     pub(crate) copying: Cell<usize>,
     /// A call found no memory of the program where its answer was to go, and is to say so.
     pub(crate) faulted: Cell<bool>,

@@ -156,10 +156,10 @@ impl Library {
     }
 }
 
-/// Finds three libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
+/// Finds four libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
 /// takes as long as to start a small program.)
 unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *mut c_void) -> c_int {
-    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 3]>());
+    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 4]>());
     let headers = core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
     let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).map(|h| {
         let from = (info.dlpi_addr as usize).wrapping_add(h.p_vaddr as usize);
@@ -177,12 +177,13 @@ unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *m
 /// Finds out whether all of those that are called without libc are libc's, or libpthread's, where older ones have them.
 fn know_libc() {
     let (libc, pthread) = (libc::gnu_get_libc_version as *const (), libc::pthread_self as *const ());
-    let all = [libc as usize, pthread as usize, copy::by()];
+    let [copies, ours] = copy::by();
+    let all = [libc as usize, pthread as usize, copies, ours];
     let mut libraries = all.map(|of| Library { of, from: 0, to: 0 });
     // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut libraries).cast()) };
-    let [libraries @ .., copies] = libraries;
-    copy::lies_in(copies.from..copies.to);
+    let [libraries @ .., copies, ours] = libraries;
+    copy::lie_in([copies.from..copies.to, ours.from..ours.to]);
     let all = [
         &read,
         &__read,

@@ -600,7 +600,7 @@ fn threads(cx: &mut Cx) -> Res {
             std::thread::spawn(move || -> Result<u32, String> {
                 let p = Pages::new(1, READS[k % READS.len()]).map_err(|Why(w)| w)?;
                 let mut runs = 0;
-                while !stop.load(SeqCst) {
+                loop {
                     for n in [16, 60, 200, 4000] {
                         // SAFETY: the kernel answers for bad memory.
                         let r = unsafe { libc::send(fd, p.end(1).cast(), n, MSG_NOSIGNAL) };
@@ -614,8 +614,10 @@ fn threads(cx: &mut Cx) -> Res {
                         }
                     }
                     runs += 1;
+                    if stop.load(SeqCst) {
+                        return Ok(runs);
+                    }
                 }
-                Ok(runs)
             })
         })
         .collect();
