@@ -133,8 +133,11 @@ pub fn is_there<T>(at: *const T, n: usize) -> bool {
 }
 
 /// Writes a word, and half a word behind it.
-pub fn put(at: *mut u64, word: u64, half: u32) -> Result<(), Fault> {
-    // SAFETY: there may be nothing.
+///
+/// # Safety
+/// None: there may be no memory.
+pub unsafe fn put(at: *mut u64, word: u64, half: u32) -> Result<(), Fault> {
+    // SAFETY: that is what the function is for.
     match unsafe { ringsock_put(at, word, half) } {
         0 => Err(Fault),
         _ => Ok(()),

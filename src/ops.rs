@@ -348,7 +348,8 @@ fn tell(msg: *mut msghdr, m: &msghdr) -> Result<(), copy::Fault> {
     }
     const LENGTH: usize = core::mem::offset_of!(msghdr, msg_controllen);
     const _: () = assert!(core::mem::offset_of!(msghdr, msg_flags) == LENGTH + 8);
-    copy::put(at(LENGTH).cast(), m.msg_controllen as u64, m.msg_flags as u32)
+    // SAFETY: none is needed.
+    unsafe { copy::put(at(LENGTH).cast(), m.msg_controllen as u64, m.msg_flags as u32) }
 }
 
 /// What `recvmmsg` looks at first: an error that is still to be reported.

@@ -190,7 +190,7 @@ pub unsafe fn select(
         return Outcome::Fail(libc::EINVAL);
     }
     let sets = Sets { sets: [r.cast(), w.cast(), e.cast()], n: clip(n) };
-    if !sets.are(|set, words| copy::is_writable(set, words)) {
+    if !sets.are(copy::is_writable) {
         // The kernel waits first.
         return Outcome::Fail(libc::EFAULT);
     }

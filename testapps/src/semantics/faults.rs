@@ -151,7 +151,7 @@ fn tell(cx: &mut Cx) -> Res {
         fail(cx, &p)?;
         same!(COUNT.load(SeqCst), u64::from(bad == Bad::Shut), "handlers");
         told_of(p.end(1).wrapping_add(77), SIGSEGV, code)?;
-        let b = vec![0u8; 200];
+        let b = [0u8; 200];
         // SAFETY: it is there now.
         same!(unsafe { libc::memcmp(p.end(1).cast(), b.as_ptr().cast(), 200) }, 0, "zeros");
     }
