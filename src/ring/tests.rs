@@ -148,7 +148,7 @@ fn both_ways_give_the_same_stream() {
         tx.refresh().unwrap();
         tx.release();
     }
-    assert!(short_writes > 5_000 && short_reads > 5_000 && shrunk > 200, "{short_writes} {short_reads} {shrunk}");
+    assert!(short_writes > 5_000 && short_reads > 4_500 && shrunk > 200, "{short_writes} {short_reads} {shrunk}");
 }
 
 fn set_aside(tx: &mut TxRing, data: &[u8]) -> usize {
