@@ -387,7 +387,7 @@ pub unsafe extern "C" fn start(o: *mut Options) -> *mut c_void {
         }
         null_mut()
     };
-    let lib = match Lib::load() {
+    let lib = match crate::load() {
         Ok(l) => l,
         Err(why) => return fail(why),
     };

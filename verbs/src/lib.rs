@@ -5,6 +5,7 @@
 
 mod attempt;
 mod context;
+mod driver;
 mod ffi;
 mod host;
 mod queue;
@@ -48,8 +49,15 @@ pub extern "C" fn ringsock_verbs_api() -> *const Api {
     &TABLE
 }
 
+/// Loads the RDMA libraries, and the drivers of this host's devices. The error is what is missing.
+fn load() -> Result<Lib, &'static str> {
+    let lib = Lib::load()?;
+    driver::load(lib.ibv_get_device_list as *const libc::c_void);
+    Ok(lib)
+}
+
 unsafe extern "C" fn way(addr: *const [u8; 16], to: *mut c_char, len: *mut usize) -> c_int {
-    let text = match Lib::load() {
+    let text = match load() {
         // SAFETY: the caller's address.
         Ok(lib) => host::way(&lib, unsafe { &*addr }),
         Err(_) => Err(libc::ENOENT),
@@ -67,7 +75,7 @@ unsafe extern "C" fn way(addr: *const [u8; 16], to: *mut c_char, len: *mut usize
 }
 
 unsafe extern "C" fn describe(to: *mut c_char, len: usize) -> usize {
-    let text = match Lib::load() {
+    let text = match load() {
         Ok(lib) => host::describe(&lib),
         Err(e) => e.to_string(),
     };

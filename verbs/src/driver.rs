@@ -1,0 +1,121 @@
+//! The drivers of this host's devices, loaded before libibverbs looks for them.
+//!
+//! libibverbs loads every driver that is installed, some twenty libraries, as soon as one device has none yet. What
+//! that takes passes before a process has its first link: here only those are loaded that a device's names point to.
+//! Where that is not enough, or nothing is found, libibverbs loads them all, as ever.
+
+use core::ffi::CStr;
+use libc::c_void;
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// Loads them. `inside`: a function of libibverbs, beside which they lie.
+pub fn load(inside: *const c_void) {
+    let Some(folder) = folder_of(inside) else { return };
+    for name in chosen(&installed(&folder), &names(Path::new(CLASS))) {
+        let Ok(name) = CString::new(folder.join(name).as_os_str().as_bytes()) else { continue };
+        // One of another version of libibverbs lacks its symbols, and is not loaded.
+        // SAFETY: a NUL-terminated name; a driver's initialiser makes itself known to libibverbs, which would load it too.
+        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    }
+}
+
+/// Where the drivers are that belong to a libibverbs.
+fn folder_of(inside: *const c_void) -> Option<PathBuf> {
+    // SAFETY: `info` is written by dladdr, whose strings live as long as the object.
+    let file = unsafe {
+        let mut info: libc::Dl_info = core::mem::zeroed();
+        if libc::dladdr(inside, &mut info) == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(info.dli_fname).to_bytes().to_vec()
+    };
+    Some(Path::new(OsStr::from_bytes(&file)).with_file_name("libibverbs"))
+}
+
+fn installed(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
+}
+
+/// For each device what its driver may be called after: the device itself, what it says it is, and the kernel's driver.
+fn names(class: &Path) -> Vec<[String; 3]> {
+    let device = |e: fs::DirEntry| {
+        let described = fs::read_to_string(e.path().join("node_desc")).unwrap_or_default();
+        let driver = fs::read_link(e.path().join("device/driver")).unwrap_or_default();
+        let driver = driver.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        [e.file_name().to_string_lossy().into_owned(), described, driver]
+    };
+    fs::read_dir(class).into_iter().flatten().flatten().map(device).collect()
+}
+
+/// The files of the drivers for these devices; none if a device has none, because then all are loaded anyway.
+fn chosen<'a>(files: &'a [String], devices: &[[String; 3]]) -> Vec<&'a str> {
+    let mut out = Vec::new();
+    for names in devices {
+        let is_for = |f: &&str| {
+            name_of(f).is_some_and(|n| !n.is_empty() && names.iter().any(|d| d.to_ascii_lowercase().starts_with(n)))
+        };
+        let mut its = files.iter().map(String::as_str).filter(is_for).peekable();
+        if its.peek().is_none() {
+            return Vec::new();
+        }
+        out.extend(its);
+    }
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+/// The driver's name in `libNAME-rdmavVERSION.so`.
+fn name_of(file: &str) -> Option<&str> {
+    file.strip_prefix("lib")?.split_once("-rdmav").map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> Vec<String> {
+        ["mlx4", "mlx5", "rxe", "siw", "bnxt_re", "irdma"].map(|n| format!("lib{n}-rdmav34.so")).into()
+    }
+
+    fn device(name: &str, described: &str, driver: &str) -> [String; 3] {
+        [name, described, driver].map(String::from)
+    }
+
+    #[test]
+    fn only_the_drivers_of_the_devices_are_chosen() {
+        let two = [device("mlx5_0", "host HCA-1", "mlx5_core"), device("rxe0", "rxe\n", "")];
+        assert_eq!(chosen(&files(), &two), ["libmlx5-rdmav34.so", "librxe-rdmav34.so"]);
+    }
+
+    #[test]
+    fn a_device_with_another_name_is_known_by_its_driver_or_its_word() {
+        assert_eq!(chosen(&files(), &[device("rocep1s0f0", "", "mlx5_core")]), ["libmlx5-rdmav34.so"]);
+        assert_eq!(chosen(&files(), &[device("soft", "SIW", "")]), ["libsiw-rdmav34.so"]);
+    }
+
+    #[test]
+    fn each_is_chosen_once() {
+        let two = [device("rxe0", "rxe", ""), device("rxe1", "rxe", "")];
+        assert_eq!(chosen(&files(), &two), ["librxe-rdmav34.so"]);
+    }
+
+    #[test]
+    fn a_device_that_nobody_knows_has_all_loaded_by_libibverbs() {
+        let two = [device("rxe0", "rxe", ""), device("new0", "", "new_core")];
+        assert!(chosen(&files(), &two).is_empty());
+        assert!(chosen(&[String::from("lib-rdmav34.so"), String::from("README")], &[device("rxe0", "", "")]).is_empty());
+    }
+
+    #[test]
+    fn drivers_lie_beside_the_library_that_a_function_is_in() {
+        let here = folder_of(folder_of as fn(*const c_void) -> Option<PathBuf> as *const c_void).expect("this program");
+        assert!(here.ends_with("libibverbs"));
+        assert!(folder_of(core::ptr::null()).is_none());
+    }
+}
