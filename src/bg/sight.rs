@@ -56,6 +56,41 @@ impl About {
     }
 }
 
+/// What has become of a connection since its program was told `EAGAIN`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Left {
+    /// The program waits where the library sees it, or had something.
+    InSight,
+    /// It was told so again (so often by now), or another thread waits: it asks again and again instead of waiting.
+    Asked(u32),
+    /// Nothing.
+    Alone,
+}
+
+/// What is to become of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Seen,
+    Later { empties: Option<u32>, busy: u32 },
+    Lost,
+}
+
+/// Whether a connection is waited for out of sight. `looks`: how often its thread was found busy. What the thread is about
+/// is looked at between two looks at the connection: a thread that sleeps may have gone to sleep in sight just now.
+fn judge(left: impl Fn() -> Left, looks: u32, busy: impl FnOnce() -> bool) -> Verdict {
+    let of = |l| match l {
+        Left::InSight => Some(Verdict::Seen),
+        Left::Asked(empties) => Some(Verdict::Later { empties: Some(empties), busy: 0 }),
+        Left::Alone => None,
+    };
+    of(left()).unwrap_or_else(|| {
+        if looks < BUSY_LOOKS && busy() {
+            return Verdict::Later { empties: None, busy: looks + 1 };
+        }
+        of(left()).unwrap_or(Verdict::Lost)
+    })
+}
+
 /// The system call that a thread of this process is in.
 fn call_of(tid: u32) -> Option<libc::c_long> {
     let mut path = crate::config::Text::<64>::EMPTY;
@@ -98,29 +133,35 @@ impl Bg {
             if c.gen.load(Relaxed) != s.gen {
                 return false;
             }
-            let empties = c.empties.load(Relaxed);
-            if c.phase() == Phase::Managed && c.out_of_sight.load(SeqCst) && c.local().watchers.load(SeqCst) == 0 {
+            let known = s.empties;
+            let left = || {
                 let l = c.local();
+                if c.phase() != Phase::Managed || !c.out_of_sight.load(SeqCst) || l.watchers.load(SeqCst) > 0 {
+                    return Left::InSight;
+                }
                 let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
-                if empties != s.empties || asleep {
-                    // It asks again and again instead of waiting, or another thread waits.
-                    (s.empties, s.busy) = (empties, 0);
+                let empties = c.empties.load(Relaxed);
+                if empties != known || asleep {
+                    Left::Asked(empties)
+                } else {
+                    Left::Alone
+                }
+            };
+            let busy = || match About::of(c.sent_away.load(Relaxed)) {
+                // It thinks, or others have its processor.
+                About::Running => true,
+                // Another thread may wait for it, if only by a set of its own making.
+                About::Elsewhere => !unseen.has(c),
+                About::Unknown => false,
+            };
+            match judge(left, s.busy, busy) {
+                Verdict::Later { empties, busy } => {
+                    (s.empties, s.busy) = (empties.unwrap_or(s.empties), busy);
                     s.at = now + PATIENCE_NS;
                     return true;
                 }
-                let mut busy = || match About::of(c.sent_away.load(Relaxed)) {
-                    // It thinks, or others have its processor.
-                    About::Running => true,
-                    // Another thread may wait for it, if only by a set of its own making.
-                    About::Elsewhere => !unseen.has(c),
-                    About::Unknown => false,
-                };
-                if s.busy < BUSY_LOOKS && busy() {
-                    s.busy += 1;
-                    s.at = now + PATIENCE_NS;
-                    return true;
-                }
-                lost.push(c);
+                Verdict::Lost => lost.push(c),
+                Verdict::Seen => {}
             }
             c.suspected.store(false, SeqCst);
             false
@@ -143,5 +184,37 @@ impl Bg {
             b.sw().leave();
         }
         self.stir(conn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn what_comes_into_sight_while_its_thread_is_looked_at_stays() {
+        let now = Cell::new(Left::Alone);
+        let comes = |l| {
+            now.set(Left::Alone);
+            judge(|| now.get(), 3, || (now.set(l), false).1)
+        };
+        assert_eq!(comes(Left::InSight), Verdict::Seen);
+        assert_eq!(comes(Left::Asked(9)), Verdict::Later { empties: Some(9), busy: 0 });
+        assert_eq!(comes(Left::Alone), Verdict::Lost);
+    }
+
+    #[test]
+    fn a_busy_thread_has_patience_for_so_many_looks() {
+        let alone = || Left::Alone;
+        assert_eq!(judge(alone, 3, || true), Verdict::Later { empties: None, busy: 4 });
+        assert_eq!(judge(alone, BUSY_LOOKS, || panic!("nobody needs to know")), Verdict::Lost);
+    }
+
+    #[test]
+    fn what_is_in_sight_or_asked_for_needs_no_look_at_the_thread() {
+        let unasked = || panic!("nobody needs to know");
+        assert_eq!(judge(|| Left::InSight, 0, unasked), Verdict::Seen);
+        assert_eq!(judge(|| Left::Asked(2), 7, unasked), Verdict::Later { empties: Some(2), busy: 0 });
     }
 }
