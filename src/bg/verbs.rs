@@ -10,6 +10,7 @@ use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 use hello::{flag, says, Hello, Referral};
 
 mod hello;
+mod knock;
 
 /// How long a host that could not be reached by RDMA is left alone: at first, and at most.
 const IN_VAIN_NS: i64 = 1_000 * MS;
@@ -19,6 +20,8 @@ const KNOCKING: usize = 16;
 /// How long others wait for one of these to be done, and for a peer to ask over a link that is there.
 const KNOCK_LATER_NS: i64 = 16 * MS;
 const ASKED_BY_NS: i64 = 20 * MS;
+/// How long it is believed that this host has a device.
+const DEVICE_NS: i64 = 1_000 * MS;
 /// How long a dial may take, with all that both ends do in it.
 const DIAL_NS: i64 = 5_000 * MS;
 /// How many times the memory of hosts in vain.
@@ -64,6 +67,8 @@ enum Place {
 pub(super) struct Rdma {
     /// The provider, and its state; null where it could not start.
     started: Option<(Option<&'static Api>, usize)>,
+    /// Until when it is believed that there is a device.
+    device: i64,
     places: HashMap<u64, Place>,
     /// How many of them are [`Place::Dial`], by host.
     dialled: HashMap<[u8; 16], usize>,
@@ -144,10 +149,14 @@ fn has_device() -> bool {
 impl Bg {
     /// Why RDMA is of no use for a connection with a host; `None`: it may be of use.
     pub(super) fn rdma_refusal(&mut self, peer: &[u8; 16]) -> Why {
-        if !desk::run(has_device) {
-            return Why::NoDevice;
+        let now = now_ns();
+        if now >= self.rdma.device {
+            if !desk::run(has_device) {
+                return Why::NoDevice;
+            }
+            self.rdma.device = now + DEVICE_NS;
         }
-        if self.rdma.in_vain.get(peer).is_some_and(|(until, _)| *until > now_ns()) {
+        if self.rdma.in_vain.get(peer).is_some_and(|(until, _)| *until > now) {
             return Why::NoWay;
         }
         if self.provider().is_none() {
@@ -239,7 +248,7 @@ impl Bg {
             return;
         }
         // Whoever was told to come, even at the last attempt, comes: the peer takes nobody else meanwhile.
-        if look.dials >= DIALS + 2 + u32::from(look.invited) || now >= look.until {
+        if look.dials >= knock::MOST + u32::from(look.invited) || now >= look.until {
             return self.fail_look(end, Why::NoPeer);
         }
         if self.rdma.dialled.get(&t.from).is_some_and(|n| *n >= KNOCKING) {
@@ -699,7 +708,7 @@ impl Bg {
         let Some(look) = self.looks.get_mut(&end) else { return };
         look.attempt = 0;
         look.invited = false;
-        look.at = now_ns() + (MS << look.dials.min(8));
+        look.at = now_ns() + knock::again_in(look.dials);
         match Hello::read(e) {
             Some(h) if h.says == says::USE => {
                 if let Some((l, _)) = self.asked.remove(&end.0) {
