@@ -3,8 +3,8 @@
 each of five variants (plain; both ends preloaded; only the servers; only the
 clients; both with rings forbidden). The reports must show that at least 99 %
 of the bytes between preloaded ends went over rings, and otherwise none. A
-sixth variant, `verbs`, is for a machine with an RDMA device:
-`ci/rdma-vm run -- ci/brokers_check.py --variants verbs --effort 0.5`.
+sixth variant, `verbs`, is for a machine with an RDMA device; `ci/rdma-check`
+runs it, for which `--prepare` installs everything on the host.
 
 Prints one PASS, FAIL or SKIP line for each broker and variant, then
 `N passed, N failed, N skipped`. What is not installed is skipped;
@@ -78,6 +78,7 @@ def main():
     ap.add_argument("--effort", type=float, default=1.0, help="scale of the number of messages")
     ap.add_argument("--max-seconds", type=float, default=1500, help="no broker is begun after that")
     ap.add_argument("--install", action="store_true", help="install what is missing (Debian, as root)")
+    ap.add_argument("--prepare", action="store_true", help="end when what is missing has been installed")
     ap.add_argument("--keep", help="leave the working folder there")
     a = ap.parse_args()
     lib = os.path.abspath(a.preload)
@@ -92,7 +93,7 @@ def main():
             ap.error(f"no such broker: {unknown}; there are {sorted(checks)}")
         checks = {n: checks[n] for n in a.only.split(",")}
     variants = [v for v in VARIANTS + BY_NAME if v.name in a.variants.split(",")] if a.variants else VARIANTS
-    if a.install:
+    if a.install or a.prepare:
         r = subprocess.run([os.path.join(HERE, "brokers", "install"), *groups], timeout=1800)
         if r.returncode != 0:
             print("not everything could be installed: what is missing is skipped", flush=True)
@@ -100,6 +101,8 @@ def main():
             heavy.build_tansu(1500)
     used = [g for g in groups if any(n in GROUPS[g] for n in checks)]
     python = venv_python(sum((MODULES[g] for g in used), []), sum((PACKAGES[g] for g in used), []), "brokers-venv")
+    if a.prepare:
+        return 0
     # Servers run under users of their own, who must reach their files, the library and where they report.
     place = a.keep or tempfile.mkdtemp(prefix="rs-brokers-")
     os.makedirs(place, exist_ok=True)

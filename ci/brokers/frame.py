@@ -14,8 +14,9 @@ from preload_lib import Reports, all_bytes, clean_env, ring_bytes, share
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WANTED_SHARE = 0.99
-# Until there is a queue pair bytes go by TCP, and on an emulated processor that takes a while.
-VERBS_SHARE = 0.9
+# Until there is a queue pair bytes go by TCP, and on an emulated processor that takes a second or two. So clients begin
+# there as those do that stay for hours: with a few small messages.
+VERBS_START = 5
 NONE = {"RINGSOCK_LINKS": "none"}
 VERBS = {"RINGSOCK_LINKS": "verbs"}
 
@@ -54,8 +55,8 @@ BY_NAME = (Variant("verbs", True, True, VERBS),)
 class Role:
     """A client in a process of its own: roles.py, or a program that prints one JSON object at its end."""
 
-    def __init__(self, name, proc):
-        self.name, self.proc = name, proc
+    def __init__(self, name, proc, patience=1):
+        self.name, self.proc, self.patience = name, proc, patience
 
     def wait_ready(self, seconds=60):
         """Until it prints READY."""
@@ -69,6 +70,7 @@ class Role:
 
     def result(self, seconds=180):
         """What it found; raises if it did not end well."""
+        seconds *= self.patience
         try:
             out, err = self.proc.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -96,8 +98,12 @@ class Run:
         self.servers, self.procs = [], []
         self.notes = []
         # Bytes of a connection's beginning, and of helpers, are on TCP: a check may say how much.
-        wanted = VERBS_SHARE if variant.settings is VERBS else WANTED_SHARE
-        self.wanted = {"server": wanted, "client": wanted}
+        self.wanted = {"server": WANTED_SHARE, "client": WANTED_SHARE}
+        verbs = variant.settings is VERBS
+        # For so many seconds clients begin slowly.
+        self.start = VERBS_START if verbs else 0
+        # An emulated processor is so many times slower, to be sure.
+        self.patience = 5 if verbs else 1
         # Servers that talk to each other have rings of their own even where no client has.
         self.among_servers = False
         # A family of processes that talk among themselves has one side.
@@ -157,11 +163,14 @@ class Run:
 
     def role(self, name, port, **args):
         """Starts a role of roles.py."""
+        if self.start:
+            args["start"] = self.start
         cmd = [self.python, os.path.join(HERE, "roles.py"), name, str(port), json.dumps(args)]
-        return Role(name, self.spawn(cmd))
+        return Role(name, self.spawn(cmd), self.patience)
 
     def tool(self, cmd, seconds=120, side="client", given=None, env=None, ok=(0,)):
         """Runs a program to its end; what it printed."""
+        seconds *= self.patience
         p = self.spawn(cmd, side, env, stdin=subprocess.PIPE if given is not None else subprocess.DEVNULL)
         try:
             out, err = p.communicate(given, timeout=seconds)

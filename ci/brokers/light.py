@@ -39,9 +39,9 @@ def mosquitto(run):
     time.sleep(0.7)
     run.tool([pub, "-p", str(port), "-t", "lines", "-q", "1", "-l"], given="\n".join(lines) + "\n")
     try:
-        out, err = s.communicate(timeout=60)
+        out, err = s.communicate(timeout=60 * run.patience)
     except subprocess.TimeoutExpired:
-        raise Failed("mosquitto_sub: still running 60 s after mosquitto_pub ended") from None
+        raise Failed("mosquitto_sub: still running long after mosquitto_pub ended") from None
     if s.returncode != 0 or out.splitlines() != lines:
         raise Failed(f"mosquitto_sub: status {s.returncode}, {len(out.splitlines())} lines of {len(lines)}: {err[-200:]}")
     return f"{moved} messages of 16 B to 64 KiB at QoS 0, 1 and 2, and {len(lines)} lines, all in order"
@@ -114,20 +114,31 @@ def fetch(run, port, files, clients=3):
     return f"{sum(g['requests'] for g in got)} files and ranges equal, {sum(g['bytes'] for g in got) / 1e6:.0f} MB"
 
 
+# As `Start` in roles.py.
+WRK_START = """local began = os.time()
+local function starts() return os.time() - began <= START end
+function request() return wrk.format("GET", starts() and "/small" or nil) end
+function delay() return starts() and 20 or 0 end
+"""
+
+
 def load(run, port, seconds=2):
     """wrk and ab on a small and a middle file; nothing may fail. Text."""
     wrk, ab = need("wrk", "ab")
-    texts = []
+    texts, script = [], []
+    if run.start:
+        script = ["-s", run.write("start.lua", WRK_START.replace("START", str(run.start))), "--timeout", "60s"]
+        seconds += 2 * run.start
     for name, conns in (("small", 32), ("middle", 8)):
-        out = run.tool([wrk, "-t2", f"-c{conns}", f"-d{seconds}s", f"http://127.0.0.1:{port}/{name}"])
+        out = run.tool([wrk, "-t2", f"-c{conns}", f"-d{seconds}s", *script, f"http://127.0.0.1:{port}/{name}"])
         rate = re.search(r"Requests/sec:\s+([0-9.]+)", out)
         if not rate or float(rate.group(1)) == 0 or "Non-2xx" in out or "Socket errors" in out:
-            raise Failed(f"wrk {name}: {out[-300:]}")
+            raise Failed(f"wrk {name}: {' '.join(out[-300:].split())}")
         texts.append(f"wrk {name} {float(rate.group(1)):.0f}/s")
     n = run.n(20_000)
     out = run.tool([ab, "-q", "-k", "-c", "8", "-n", str(n), f"http://127.0.0.1:{port}/small"])
     if f"Complete requests:      {n}" not in out or "Failed requests:        0" not in out or "Non-2xx" in out:
-        raise Failed(f"ab: {out[-400:]}")
+        raise Failed(f"ab: {' '.join(out[-400:].split())}")
     return ", ".join(texts)
 
 
@@ -213,7 +224,7 @@ def postgresql(run):
     n = run.n(4000)
     out = run.tool([pgbench, *where, "-c", "8", "-j", "2", "-M", "prepared", "-t", str(n), "postgres"])
     if f"{8 * n}/{8 * n}" not in out:
-        raise Failed(f"pgbench: {out[-300:]}")
+        raise Failed(f"pgbench: {' '.join(out[-300:].split())}")
     psql = need(os.path.join(bin_dir, "psql"))
     query = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history),"
     query += " (select count(*) from pgbench_history)"

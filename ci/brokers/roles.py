@@ -45,6 +45,24 @@ def check_message(data, seq):
         raise AssertionError(f"message {seq}: {len(data)} bytes of {size}, checksum differs")
 
 
+class Start:
+    """The first seconds of a client that is going to stay: small messages with pauses between them."""
+
+    def __init__(self, a):
+        self.until = time.monotonic() + a.get("start", 0)
+
+    def lasts(self):
+        """Whether it still lasts; pauses if so."""
+        if time.monotonic() >= self.until:
+            return False
+        time.sleep(0.02)
+        return True
+
+    def size(self, rng, low, high):
+        """The size of the next message."""
+        return size_of(rng, low, min(high, 256) if self.lasts() else high)
+
+
 class Window:
     """Lets a publisher be at most `size` messages ahead of what has arrived."""
 
@@ -117,9 +135,10 @@ def mqtt(port, a):
     p.loop_start()
     rng = random.Random(a["seed"])
     sent = 0
+    start = Start(a)
     for seq in range(a["count"]):
         window.enter()
-        m = message(seq, size_of(rng, 16, a.get("max", 65536)))
+        m = message(seq, start.size(rng, 16, a.get("max", 65536)))
         p.publish(a["topic"], m, qos)
         sent += len(m)
         if wrong:
@@ -142,9 +161,10 @@ def memcache(port, a):
     c = Client(("127.0.0.1", port), timeout=60, no_delay=True, default_noreply=False)
     rng = random.Random(a["seed"])
     known, done = {}, 0
+    start = Start(a)
     for seq in range(a["count"]):
         key = f"k{a['seed']}-{rng.randrange(200)}"
-        known[key] = message(seq, size_of(rng, 16, a.get("max", 262144)))
+        known[key] = message(seq, start.size(rng, 16, a.get("max", 262144)))
         if not c.set(key, known[key]):
             raise AssertionError(f"set {key}")
         if seq % 7 == 0:
@@ -179,8 +199,10 @@ def http(port, a):
     names = sorted(a["files"])
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     got = 0
+    start = Start(a)
+    small = [n for n in names if os.path.getsize(a["files"][n]) < 1000]
     for _ in range(a["count"]):
-        name = rng.choice(names)
+        name = rng.choice(small if start.lasts() else names)
         with open(a["files"][name], "rb") as f:
             want = f.read()
         headers = {}
@@ -240,8 +262,9 @@ def postgres(port, a):
     cur = db.cursor()
     table = f"t{a['seed']}"
     cur.execute(f"create unlogged table {table} (id int primary key, v bytea)")
+    start = Start(a)
     for seq in range(a["count"]):
-        m = message(seq, size_of(rng, 16, 65536))
+        m = message(seq, start.size(rng, 16, 65536))
         cur.execute(f"insert into {table} values (%s, %s)", (seq, psycopg2.Binary(m)))
         back = rng.randrange(seq + 1)
         cur.execute(f"select v from {table} where id = %s", (back,))
