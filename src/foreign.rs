@@ -107,7 +107,7 @@ pub fn fetch(c: &Conn) {
     let fd = c.local().fd.load(Relaxed);
     ask_ancestors(fd);
     // What went through it before is for others to report.
-    if let Some(counts) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+    if let Ok(counts) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
         c.set_tcp_counts(counts);
     }
     c.set_phase(Phase::Plain);

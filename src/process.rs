@@ -263,7 +263,7 @@ pub fn read_kernel_counts(c: &Conn, fd: i32) {
     if c.phase() != Phase::Plain {
         return;
     }
-    if let Some((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+    if let Ok((tx, rx)) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
         // What it had counted when we stopped to is in the record: that may include marks and repeated bytes, which
         // are not the program's, and what another process has moved and counted.
         let s = c.stats();

@@ -3,6 +3,7 @@
 
 use crate::desk;
 use crate::link::Tuple;
+use crate::sync;
 use crate::sys::{self, sys, SysResult};
 use core::fmt::Write;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -83,31 +84,54 @@ pub fn is_local(e: &([u8; 16], u16)) -> bool {
     })
 }
 
+/// Why [`kernel_counts`] gives none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uncounted {
+    /// Something came, or was acknowledged, all the while.
+    Moving,
+    /// The kernel does not tell.
+    Untold,
+}
+
+/// How long the kernel is asked for counts. A stream that nobody reads stops when its window is full.
+const PATIENCE_NS: i64 = 10_000_000;
+
 /// How many bytes the kernel has taken from the program and given to it: written, read. To be asked while
 /// nobody reads or writes.
 ///
 /// Bytes arrive, and are acknowledged, between two answers of the kernel, so it is asked until nothing has
-/// happened meanwhile. `None`: that does not come about, or it cannot tell.
-pub fn kernel_counts(fd: c_int, connector: bool) -> Option<(u64, u64)> {
+/// happened meanwhile.
+pub fn kernel_counts(fd: c_int, connector: bool) -> Result<(u64, u64), Uncounted> {
+    let until = sync::now_ns() + PATIENCE_NS;
+    let queues =
+        || Some((sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64, sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64));
+    let ((acked, received, state), (outq, inq)) = quiet(|| tcp_counts(fd), queues, || sync::now_ns() < until)?;
+    // The SYN of the side that connected counts as a byte, and so does a FIN in either direction.
+    // States from include/net/tcp_states.h.
+    let fin_sent = matches!(state, 4 | 5 | 6 | 7 | 9 | 11);
+    let fin_received = matches!(state, 6 | 7 | 8 | 9 | 11);
+    let tx = (acked + outq).saturating_sub(connector as u64 + fin_sent as u64);
+    Ok((tx, received.saturating_sub(inq + fin_received as u64)))
+}
+
+/// What `around` and `between` tell, where `around` has told the same before and after it. `goes_on`: it may be asked again.
+fn quiet<A: PartialEq, B>(
+    around: impl Fn() -> Option<A>,
+    between: impl Fn() -> Option<B>,
+    goes_on: impl Fn() -> bool,
+) -> Result<(A, B), Uncounted> {
     const TRIES: u32 = 64;
-    let mut before = tcp_counts(fd)?;
-    for _ in 0..TRIES {
-        let outq = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()? as u64;
-        let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as u64;
-        let after = tcp_counts(fd)?;
-        if before != after {
-            before = after;
-            continue;
+    let ask = || around().ok_or(Uncounted::Untold);
+    let (mut before, mut tries) = (ask()?, 0);
+    while tries < TRIES || goes_on() {
+        let told = between().ok_or(Uncounted::Untold)?;
+        let after = ask()?;
+        if before == after {
+            return Ok((after, told));
         }
-        let (acked, received, state) = after;
-        // The SYN of the side that connected counts as a byte, and so does a FIN in either direction.
-        // States from include/net/tcp_states.h.
-        let fin_sent = matches!(state, 4 | 5 | 6 | 7 | 9 | 11);
-        let fin_received = matches!(state, 6 | 7 | 8 | 9 | 11);
-        let tx = (acked + outq).saturating_sub(connector as u64 + fin_sent as u64);
-        return Some((tx, received.saturating_sub(inq + fin_received as u64)));
+        (before, tries) = (after, tries + 1);
     }
-    None
+    Err(Uncounted::Moving)
 }
 
 /// Bytes acknowledged and received, and the state.
@@ -118,11 +142,6 @@ fn tcp_counts(fd: c_int) -> Option<(u64, u64, u8)> {
     unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut len) }.ok()?;
     // struct tcp_info: tcpi_bytes_acked at 120, tcpi_bytes_received at 128 (linux/tcp.h).
     (len >= 136).then(|| (info[15], info[16], info[0] as u8))
-}
-
-/// Whether the kernel's counts are these.
-pub fn counts_match(fd: c_int, connector: bool, tx: u64, rx: u64) -> bool {
-    kernel_counts(fd, connector) == Some((tx, rx))
 }
 
 /// The user who made the socket at the other end of a connection of this host, as `sock_diag(7)` tells
@@ -271,8 +290,29 @@ pub fn credentials(fd: c_int) -> Option<(u32, u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+
+    /// A stream that comes faster than the kernel can be asked.
+    #[test]
+    fn counts_are_told_when_a_stream_has_come_to_rest() {
+        let counts = |rests_at: u32, patience: u32| {
+            let (now, asked) = (Cell::new(0), Cell::new(0));
+            let look = || {
+                asked.set(asked.get() + 1);
+                now.set((now.get() + 1).min(rests_at));
+                Some(now.get())
+            };
+            quiet(look, || Some(now.get()), || asked.get() < patience)
+        };
+        assert_eq!(counts(0, 0), Ok((0, 0)));
+        assert_eq!(counts(10, 0), Ok((10, 10)));
+        assert_eq!(counts(500, 1000), Ok((500, 500)));
+        assert_eq!(counts(1000, 500), Err(Uncounted::Moving));
+        assert_eq!(quiet(|| None::<u32>, || Some(0), || true), Err(Uncounted::Untold));
+        assert_eq!(quiet(|| Some(0), || None::<u32>, || true), Err(Uncounted::Untold));
+    }
 
     #[test]
     fn the_owner_of_the_other_end_is_found() {
@@ -298,7 +338,7 @@ mod tests {
         let (b, _) = l.accept().unwrap();
         let (x, y) = (ends(a.as_raw_fd()).unwrap(), ends(b.as_raw_fd()).unwrap());
         assert_eq!(tuple(&x, true), tuple(&y, false));
-        assert_eq!(kernel_counts(a.as_raw_fd(), true), Some((0, 0)));
-        assert_eq!(kernel_counts(b.as_raw_fd(), false), Some((0, 0)));
+        assert_eq!(kernel_counts(a.as_raw_fd(), true), Ok((0, 0)));
+        assert_eq!(kernel_counts(b.as_raw_fd(), false), Ok((0, 0)));
     }
 }

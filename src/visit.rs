@@ -121,7 +121,7 @@ pub fn look(c: &'static Conn) -> Look {
             if c.is_let_go() && b.sw().is_plain() && !c.has_ended(END_RESET) {
                 // What the kernel counts includes marks, frames and repeated bytes.
                 let fd = c.local().fd.load(Relaxed);
-                if let Some(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+                if let Ok(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
                     c.set_tcp_counts(counts);
                 }
                 options::give_lowat(c, fd);

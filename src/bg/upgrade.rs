@@ -363,9 +363,10 @@ impl Bg {
                 }
                 Ok(ok)
             }
-            Err(why) => {
+            Err(not) => {
                 conn.set_phase(Phase::Raw);
                 drop(b);
+                let Not::For(why) = not else { return Err(not) };
                 if why == Why::Resources && l.remote().is_some() && !l.side.has_room(log2) {
                     // Another connection's ring has grown meanwhile.
                     return Err(Not::WithoutRoom);
@@ -455,7 +456,7 @@ impl Bg {
             conn.next_try.store(next.max(calls.saturating_mul(2)), Relaxed);
         }
         // Counts were kept while it was ours; the kernel's include marks, frames and repeated bytes.
-        if let Some(counts) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
+        if let Ok(counts) = rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
             conn.set_tcp_counts(counts);
         }
         options::give_lowat(conn, fd);
@@ -618,34 +619,36 @@ pub(super) fn may_be_used(conn: &Conn) -> bool {
 }
 
 /// Sets up slot, ring and switch. Under both locks.
-pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c_int) -> Result<(u32, [u8; 16]), Why> {
+pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c_int) -> Result<(u32, [u8; 16]), Not> {
     const RDHUP: i16 = libc::POLLRDHUP;
     if conn.has_ended(END_WRSHUT | END_RDSHUT)
         || sys::poll_now(fd, RDHUP) & (RDHUP | libc::POLLHUP | libc::POLLERR) != 0
     {
-        return Err(Why::HalfClosed);
+        return Err(Not::For(Why::HalfClosed));
     }
-    if !rv::counts_match(fd, conn.connector.load(Relaxed), conn.tx_tcp(), conn.rx_tcp()) {
-        return Err(Why::Bypass);
+    match rv::kernel_counts(fd, conn.connector.load(Relaxed)) {
+        Ok(counts) if counts == (conn.tx_tcp(), conn.rx_tcp()) => {}
+        Err(rv::Uncounted::Moving) => return Err(Not::Now),
+        _ => return Err(Not::For(Why::Bypass)),
     }
     if options::uses_feature(fd) {
-        return Err(Why::Feature);
+        return Err(Not::For(Why::Feature));
     }
     options::read_options(conn, fd);
-    let slot = l.side.alloc_slot().ok_or(Why::Resources)?;
+    let slot = l.side.alloc_slot().ok_or(Not::For(Why::Resources))?;
     let own = l.side.slot(slot);
     if let Some(r) = l.remote() {
         r.renew(slot);
     }
     let Some(ring) = TxRing::new(&l.side, own, config::get().ring_bytes.min(conn.ring_cap.load(Relaxed))) else {
         l.side.free_slot(slot);
-        return Err(Why::Resources);
+        return Err(Not::For(Why::Resources));
     };
     if !epoll::manage(b) {
         let mut ring = ring;
         ring.release();
         l.side.free_slot(slot);
-        return Err(Why::Resources);
+        return Err(Not::For(Why::Resources));
     }
     let mut nonce = [0; 16];
     crate::process::random(&mut nonce);
