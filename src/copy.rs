@@ -144,7 +144,8 @@ pub unsafe fn put(at: *mut u64, word: u64, half: u32) -> Result<(), Fault> {
     }
 }
 
-/// Whether one that is there, and that the call is to write to in the end, can be written to: a byte of each page.
+/// Whether one that is there, and whose elements' ends the call is to write to, can be written to: such a byte of each page.
+/// (Another thread may write to what the call only reads.)
 pub fn is_writable<T>(at: *mut T, n: usize) -> bool {
     let all = n * size_of::<T>();
     let same = |from: usize| {
@@ -152,7 +153,7 @@ pub fn is_writable<T>(at: *mut T, n: usize) -> bool {
         // SAFETY: any bits are a byte.
         unsafe { read(byte) }.and_then(|b| write(byte, b)).is_ok()
     };
-    (0..all).step_by(PAGE).all(same) && (all == 0 || same(all - 1))
+    (size_of::<T>() - 1..all).step_by(PAGE).all(same) && (all == 0 || same(all - 1))
 }
 
 /// Where the code of libc lies, and ours.
