@@ -306,11 +306,8 @@ fn plugin(cx: &mut Cx, how: c_int) -> Res {
         let mut b = vec![0u8; n];
         if i % 4 < 2 {
             // SAFETY: the buffer is of that length.
-            same!(
-                unsafe { receive(cx.fd, b.as_mut_ptr().cast(), n, libc::MSG_WAITALL) },
-                n as isize,
-                "a plugin's recv"
-            );
+            let got = unsafe { receive(cx.fd, b.as_mut_ptr().cast(), n, libc::MSG_WAITALL) };
+            same!(got, n as isize, "a plugin's recv");
         } else {
             same!(sys::recv(cx.fd, &mut b, libc::MSG_WAITALL)?, n, "the program's recv");
         }
