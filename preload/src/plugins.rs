@@ -102,13 +102,14 @@ unsafe fn bind(handle: *mut c_void) {
     }
     let none = Change { name: c"", from: 0, to: 0 };
     let mut c = Changes { list: [none; real::COUNT + OTHERS.len()], n: 0, first: (*map).addr, begun: false };
-    let us = Library::with(dlopen as *const () as usize);
+    let [libc, pthread] = Library::libcs();
+    let [us, libcs @ ..] = Library::with([dlopen as *const () as usize, libc, pthread]);
     // All of this before the list is gone through, where the dynamic linker holds a lock.
     for name in real::ALL.iter().map(|r| r.name()).chain(OTHERS) {
         let to = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-        let from = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        let from = libc::dlsym(handle, name.as_ptr());
         // The program may have put a function of its own before ours, or the library one of its own before libc's.
-        if us.has(to) && !from.is_null() && libc::dlsym(handle, name.as_ptr()) == from {
+        if us.has(to) && libcs.iter().any(|l| l.has(from)) {
             c.list[c.n] = Change { name, from: from as usize, to: to as usize };
             c.n += 1;
         }

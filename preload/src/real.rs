@@ -141,13 +141,18 @@ pub struct Library {
 }
 
 impl Library {
-    /// The one that has the function at `of`.
-    pub fn with(of: usize) -> Library {
-        let mut pair = [Library { of, from: 0, to: 0 }, Library { of, from: 0, to: 0 }];
+    /// Those that have the functions at these places.
+    pub fn with<const N: usize>(functions: [usize; N]) -> [Library; N] {
+        let mut all = functions.map(|of| Library { of, from: 0, to: 0 });
+        let mut list: &mut [Library] = &mut all;
         // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut pair).cast()) };
-        let [library, _] = pair;
-        library
+        unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut list).cast()) };
+        all
+    }
+
+    /// Those that have libc's functions: older ones have some in libpthread.
+    pub fn libcs() -> [usize; 2] {
+        [libc::gnu_get_libc_version as *const () as usize, libc::pthread_self as *const () as usize]
     }
 
     /// Whether a function is there.
@@ -156,16 +161,16 @@ impl Library {
     }
 }
 
-/// Finds four libraries among those that are loaded. (`dladdr` would look through all symbols of libc for each function, which
-/// takes as long as to start a small program.)
+/// Finds libraries (a `&mut [Library]`) among those that are loaded. (`dladdr` would look through all symbols of libc for each
+/// function, which takes as long as to start a small program.)
 unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *mut c_void) -> c_int {
-    let (info, libraries) = (&*info, &mut *libraries.cast::<[Library; 4]>());
+    let (info, libraries) = (&*info, &mut *libraries.cast::<&mut [Library]>());
     let headers = core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
     let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).map(|h| {
         let from = (info.dlpi_addr as usize).wrapping_add(h.p_vaddr as usize);
         from..from.wrapping_add(h.p_memsz as usize)
     });
-    for library in libraries {
+    for library in libraries.iter_mut() {
         if parts.clone().any(|part| part.contains(&library.of)) {
             library.from = parts.clone().map(|part| part.start).min().unwrap_or(0);
             library.to = parts.clone().map(|part| part.end).max().unwrap_or(0);
@@ -176,13 +181,8 @@ unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _: usize, libraries: *m
 
 /// Finds out whether all of those that are called without libc are libc's, or libpthread's, where older ones have them.
 fn know_libc() {
-    let (libc, pthread) = (libc::gnu_get_libc_version as *const (), libc::pthread_self as *const ());
-    let [copies, ours] = copy::by();
-    let all = [libc as usize, pthread as usize, copies, ours];
-    let mut libraries = all.map(|of| Library { of, from: 0, to: 0 });
-    // SAFETY: what is passed on is what `find` takes it for, and outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut libraries).cast()) };
-    let [libraries @ .., copies, ours] = libraries;
+    let ([libc, pthread], [copies, ours]) = (Library::libcs(), copy::by());
+    let [libraries @ .., copies, ours] = Library::with([libc, pthread, copies, ours]);
     copy::lie_in([copies.from..copies.to, ours.from..ours.to]);
     let all = [
         &read,
