@@ -50,6 +50,7 @@ def prepare():
             source = debian_source(package)
         except Unavailable as e:
             # Mirrors have not all sources.
+            print(f"SKIP perl: {package}: {e}", flush=True)
             why = e
             continue
         found = sorted(glob.glob(os.path.join(source, "t", "**", "*.t"), recursive=True))

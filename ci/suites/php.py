@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 
 from .frame import FAIL, PASS, SKIP, debian_source, need
 
@@ -16,12 +17,9 @@ def unit(source, folder):
         command = ["php", "run-tests.php", "-q", "-P", "--no-color", "--set-timeout", "60", folder]
         log = folder.replace("/", "-") + ".log"
         # It writes beside the tests: a copy for each variant.
-        own = os.path.join(place.folder, "php")
-        if not os.path.isdir(own):
-            os.makedirs(own, exist_ok=True)
-        copy = os.path.join(own, log + ".d")
-        os.makedirs(os.path.join(copy, os.path.dirname(folder)))
-        os.system(f"cp -r {source}/{folder} {copy}/{folder}; cp {source}/run-tests.php {copy}/")
+        copy = os.path.join(place.folder, "php", log + ".d")
+        shutil.copytree(os.path.join(source, folder), os.path.join(copy, folder))
+        shutil.copy(os.path.join(source, "run-tests.php"), copy)
         _, text = place.command(command, log, SECONDS, cwd=copy, env=env)
         results = {}
         for result, test in re.findall(r"(?:^|[\r\]])(PASS|FAIL|SKIP|XFAIL|BORK|WARN) [^\r\n]*?\[(\S+\.phpt)\]", text, re.M):

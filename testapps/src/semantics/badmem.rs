@@ -95,6 +95,18 @@ impl Pages {
         }
     }
 
+    /// Puts a value where a page begins that is [`Bad::ReadOnly`].
+    pub fn put<T>(&self, good: usize, value: T) -> Res {
+        let page = self.end(good);
+        // SAFETY: a page of our own.
+        unsafe {
+            same!(libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE), 0, "mprotect");
+            page.cast::<T>().write(value);
+            same!(libc::mprotect(page.cast(), PAGE, libc::PROT_READ), 0, "mprotect");
+        }
+        Ok(())
+    }
+
     /// Where the first bad page begins, if there are so many good ones.
     pub fn end(&self, good: usize) -> *mut u8 {
         self.at.wrapping_add(good * PAGE)
@@ -125,19 +137,28 @@ fn header(v: &mut [iovec]) -> msghdr {
 /// A way to transfer bytes of one buffer.
 type Way = (&'static str, unsafe fn(i32, *mut u8, usize) -> isize);
 
-// The kernel answers for what is at `p`.
-#[allow(clippy::undocumented_unsafe_blocks)]
+/// One of these.
+macro_rules! way {
+    ($name:literal, |$fd:ident, $p:ident, $n:ident| $call:block) => {{
+        unsafe fn call($fd: i32, $p: *mut u8, $n: usize) -> isize {
+            // SAFETY: the kernel answers for what is there.
+            unsafe { $call }
+        }
+        ($name, call)
+    }};
+}
+
 const SENDS: &[Way] = &[
-    ("write", |fd, p, n| unsafe { libc::write(fd, p.cast(), n) }),
-    ("send", |fd, p, n| unsafe { libc::send(fd, p.cast(), n, MSG_NOSIGNAL) }),
-    ("sendto", |fd, p, n| unsafe { libc::sendto(fd, p.cast(), n, MSG_DONTWAIT, std::ptr::null(), 0) }),
-    ("writev", |fd, p, n| unsafe { libc::writev(fd, &iov(p, n), 1) }),
-    ("writev of two", |fd, p, n| unsafe {
+    way!("write", |fd, p, n| { libc::write(fd, p.cast(), n) }),
+    way!("send", |fd, p, n| { libc::send(fd, p.cast(), n, MSG_NOSIGNAL) }),
+    way!("sendto", |fd, p, n| { libc::sendto(fd, p.cast(), n, MSG_DONTWAIT, std::ptr::null(), 0) }),
+    way!("writev", |fd, p, n| { libc::writev(fd, &iov(p, n), 1) }),
+    way!("writev of two", |fd, p, n| {
         libc::writev(fd, [iov(p, n / 2), iov(p.wrapping_add(n / 2), n - n / 2)].as_ptr(), 2)
     }),
-    ("pwritev2", |fd, p, n| unsafe { libc::pwritev2(fd, &iov(p, n), 1, -1, 0) }),
-    ("sendmsg", |fd, p, n| unsafe { libc::sendmsg(fd, &header(&mut [iov(p, n)]), 0) }),
-    ("sendmmsg", |fd, p, n| unsafe {
+    way!("pwritev2", |fd, p, n| { libc::pwritev2(fd, &iov(p, n), 1, -1, 0) }),
+    way!("sendmsg", |fd, p, n| { libc::sendmsg(fd, &header(&mut [iov(p, n)]), 0) }),
+    way!("sendmmsg", |fd, p, n| {
         let mut v = [iov(p, n)];
         let mut m = libc::mmsghdr { msg_hdr: header(&mut v), msg_len: 0 };
         match libc::sendmmsg(fd, &mut m, 1, 0) {
@@ -145,22 +166,20 @@ const SENDS: &[Way] = &[
             r => r as isize,
         }
     }),
-    ("syscall", |fd, p, n| unsafe { libc::syscall(libc::SYS_write, fd, p, n) as isize }),
+    way!("syscall", |fd, p, n| { libc::syscall(libc::SYS_write, fd, p, n) as isize }),
 ];
 
-// The kernel answers for what is at `p`.
-#[allow(clippy::undocumented_unsafe_blocks)]
 const RECEIVES: &[Way] = &[
-    ("read", |fd, p, n| unsafe { libc::read(fd, p.cast(), n) }),
-    ("recv", |fd, p, n| unsafe { libc::recv(fd, p.cast(), n, MSG_DONTWAIT) }),
-    ("recvfrom", |fd, p, n| unsafe { libc::recvfrom(fd, p.cast(), n, 0, null_mut(), null_mut()) }),
-    ("readv", |fd, p, n| unsafe { libc::readv(fd, &iov(p, n), 1) }),
-    ("readv of two", |fd, p, n| unsafe {
+    way!("read", |fd, p, n| { libc::read(fd, p.cast(), n) }),
+    way!("recv", |fd, p, n| { libc::recv(fd, p.cast(), n, MSG_DONTWAIT) }),
+    way!("recvfrom", |fd, p, n| { libc::recvfrom(fd, p.cast(), n, 0, null_mut(), null_mut()) }),
+    way!("readv", |fd, p, n| { libc::readv(fd, &iov(p, n), 1) }),
+    way!("readv of two", |fd, p, n| {
         libc::readv(fd, [iov(p, n / 2), iov(p.wrapping_add(n / 2), n - n / 2)].as_ptr(), 2)
     }),
-    ("preadv2", |fd, p, n| unsafe { libc::preadv2(fd, &iov(p, n), 1, -1, 0) }),
-    ("recvmsg", |fd, p, n| unsafe { libc::recvmsg(fd, &mut header(&mut [iov(p, n)]), 0) }),
-    ("recvmmsg", |fd, p, n| unsafe {
+    way!("preadv2", |fd, p, n| { libc::preadv2(fd, &iov(p, n), 1, -1, 0) }),
+    way!("recvmsg", |fd, p, n| { libc::recvmsg(fd, &mut header(&mut [iov(p, n)]), 0) }),
+    way!("recvmmsg", |fd, p, n| {
         let mut v = [iov(p, n)];
         let mut m = libc::mmsghdr { msg_hdr: header(&mut v), msg_len: 0 };
         match libc::recvmmsg(fd, &mut m, 1, 0, null_mut()) {
@@ -168,8 +187,8 @@ const RECEIVES: &[Way] = &[
             r => r as isize,
         }
     }),
-    ("peek", |fd, p, n| unsafe { libc::recv(fd, p.cast(), n, MSG_PEEK) }),
-    ("syscall", |fd, p, n| unsafe { libc::syscall(libc::SYS_read, fd, p, n) as isize }),
+    way!("peek", |fd, p, n| { libc::recv(fd, p.cast(), n, MSG_PEEK) }),
+    way!("syscall", |fd, p, n| { libc::syscall(libc::SYS_read, fd, p, n) as isize }),
 ];
 
 fn is_fault(r: isize) -> bool {
@@ -522,10 +541,7 @@ fn polls(cx: &mut Cx) -> Res {
         // SAFETY: the kernel answers for bad memory.
         unsafe {
             if *bad == Bad::ReadOnly {
-                let page = p.end(1).cast();
-                same!(libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE), 0, "mprotect");
-                fds.write(libc::pollfd { fd: cx.fd, events: POLLIN, revents: 0 });
-                same!(libc::mprotect(page, PAGE, libc::PROT_READ), 0, "mprotect");
+                p.put(1, libc::pollfd { fd: cx.fd, events: POLLIN, revents: 0 })?;
             }
             ensure!(is_fault(libc::poll(fds, 1, 100) as isize), "poll, {bad:?}: errno {}", sys::errno());
             let mut one = libc::pollfd { fd: cx.fd, events: POLLIN, revents: 0 };
@@ -551,10 +567,9 @@ fn selects(cx: &mut Cx) -> Res {
         // SAFETY: the kernel answers for bad memory.
         unsafe {
             if *bad == Bad::ReadOnly {
-                let page = p.end(1).cast();
-                same!(libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE), 0, "mprotect");
-                libc::FD_SET(cx.fd, &mut *set);
-                same!(libc::mprotect(page, PAGE, libc::PROT_READ), 0, "mprotect");
+                let mut one: libc::fd_set = core::mem::zeroed();
+                libc::FD_SET(cx.fd, &mut one);
+                p.put(1, one)?;
             }
             let mut limit = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
             let r = libc::select(cx.fd + 1, set, null_mut(), null_mut(), &mut limit);
