@@ -137,6 +137,14 @@ X
         gcc -w -shared -fPIC -o other.so other.c -ldl; gcc -w -o user user.c
         LD_PRELOAD="${LD_PRELOAD:-} $PWD/other.so" ./user
         LD_PRELOAD="$PWD/other.so ${LD_PRELOAD:-}" ./user
+        # One that does not ask for the next function but for libc's own.
+        sed 's/dlsym(RTLD_NEXT/dlsym(dlopen("libc.so.6", RTLD_LAZY)/' other.c >byname.c
+        gcc -w -shared -fPIC -o byname.so byname.c -ldl
+        LD_PRELOAD="${LD_PRELOAD:-} $PWD/byname.so" ./user
+        LD_PRELOAD="$PWD/byname.so ${LD_PRELOAD:-}" ./user
+        LD_PRELOAD="$PWD/byname.so ${LD_PRELOAD:-} $PWD/other.so" ./user
+        # The program itself has such a function.
+        gcc -w -rdynamic -o both byname.c user.c -ldl; ./both
         echo done
         "#,
     );

@@ -13,6 +13,7 @@
 mod real;
 mod fds;
 mod io;
+mod lookup;
 mod plugins;
 mod process;
 mod signals;

@@ -8,8 +8,8 @@
 //! Not seen: what its constructors call, and a library that is asked for by its bare name, which libc has to look for as
 //! its caller would (that function goes by its caller's address).
 
+use crate::lookup::{self, OTHERS};
 use crate::real::{self, keep_errno, Library};
-use core::arch::naked_asm;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{c_char, c_int, c_void};
@@ -25,40 +25,7 @@ unsafe extern "C" fn opener(name: *const c_char, flags: c_int) -> usize {
     real::dlopen.get() as usize
 }
 
-/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
-#[no_mangle]
-#[unsafe(naked)]
-#[cfg(target_arch = "x86_64")]
-unsafe extern "C" fn dlopen() -> *mut c_void {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "push rsi",
-        "call {opener}",
-        "pop rsi",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        opener = sym opener,
-    )
-}
-
-/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
-#[no_mangle]
-#[unsafe(naked)]
-#[cfg(target_arch = "aarch64")]
-unsafe extern "C" fn dlopen() -> *mut c_void {
-    naked_asm!(
-        "stp x0, x1, [sp, #-32]!",
-        "str x30, [sp, #16]",
-        "bl {opener}",
-        "mov x16, x0",
-        "ldr x30, [sp, #16]",
-        "ldp x0, x1, [sp], #32",
-        "br x16",
-        opener = sym opener,
-    )
-}
+jump! { fn dlopen to opener }
 
 unsafe extern "C" fn open(name: *const c_char, flags: c_int) -> *mut c_void {
     let at: unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void = core::mem::transmute(real::dlopen.get());
@@ -74,9 +41,6 @@ unsafe extern "C" fn open(name: *const c_char, flags: c_int) -> *mut c_void {
 }
 
 // ------------------------------------------------------------------- binding
-
-/// What we interpose beside the functions that have a real one of their own.
-const OTHERS: [&CStr; 5] = [c"execl", c"execlp", c"execle", c"__vfork", c"__clone"];
 
 /// A reference to `name` that is bound, or would be, to `from`, is bound to `to`.
 #[derive(Clone, Copy)]
@@ -106,8 +70,8 @@ unsafe fn bind(handle: *mut c_void) {
     let [us, libcs @ ..] = Library::with([dlopen as *const () as usize, libc, pthread]);
     // All of this before the list is gone through, where the dynamic linker holds a lock.
     for name in real::ALL.iter().map(|r| r.name()).chain(OTHERS) {
-        let to = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-        let from = libc::dlsym(handle, name.as_ptr());
+        let to = lookup::found(libc::RTLD_DEFAULT, name);
+        let from = lookup::found(handle, name);
         // The program may have put a function of its own before ours, or the library one of its own before libc's.
         if us.has(to) && libcs.iter().any(|l| l.has(from)) {
             c.list[c.n] = Change { name, from: from as usize, to: to as usize };

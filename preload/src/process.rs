@@ -280,40 +280,7 @@ unsafe extern "C" fn namespace(id: c_long) -> usize {
     real::dlmopen.get() as usize
 }
 
-/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
-#[no_mangle]
-#[unsafe(naked)]
-#[cfg(target_arch = "x86_64")]
-unsafe extern "C" fn dlmopen() -> c_long {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "call {namespace}",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        namespace = sym namespace,
-    )
-}
-
-/// A jump into libc's, which looks for the library as its caller would: by the caller's run path.
-#[no_mangle]
-#[unsafe(naked)]
-#[cfg(target_arch = "aarch64")]
-unsafe extern "C" fn dlmopen() -> c_long {
-    naked_asm!(
-        "stp x0, x1, [sp, #-32]!",
-        "stp x2, x30, [sp, #16]",
-        "bl {namespace}",
-        "mov x16, x0",
-        "ldp x2, x30, [sp, #16]",
-        "ldp x0, x1, [sp], #32",
-        "br x16",
-        namespace = sym namespace,
-    )
-}
+jump! { fn dlmopen to namespace }
 
 // -------------------------------------------------------------------- seccomp
 

@@ -1,5 +1,6 @@
 //! The real functions, and what hooks are made of.
 
+use crate::lookup;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_uint, c_void, epoll_event, sigset_t, timespec};
@@ -45,8 +46,7 @@ impl Real {
     #[inline(never)]
     fn resolve(&self) -> *const c_void {
         keep_errno(|| {
-            // SAFETY: the name ends with a zero; RTLD_NEXT means the libraries behind the one that this code is in.
-            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            let found = lookup::next(self.name);
             let found = if found.is_null() { self.missing.cast_mut() } else { found };
             self.at.store(found, Ordering::Relaxed);
             found
@@ -266,6 +266,45 @@ macro_rules! hook {
                 at($($arg),*)
             }
             $body
+        }
+    };
+}
+
+/// Defines an interposed function of the dynamic linker, of up to three arguments: a jump to the function that the chooser
+/// gives, which gets the same arguments. What they do depends on who calls them (its run path, the libraries behind it).
+macro_rules! jump {
+    (fn $name:ident to $chooser:ident) => {
+        #[no_mangle]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "x86_64")]
+        unsafe extern "C" fn $name() -> *mut libc::c_void {
+            core::arch::naked_asm!(
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "call {chooser}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "jmp rax",
+                chooser = sym $chooser,
+            )
+        }
+
+        #[no_mangle]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "aarch64")]
+        unsafe extern "C" fn $name() -> *mut libc::c_void {
+            core::arch::naked_asm!(
+                "stp x0, x1, [sp, #-32]!",
+                "stp x2, x30, [sp, #16]",
+                "bl {chooser}",
+                "mov x16, x0",
+                "ldp x2, x30, [sp, #16]",
+                "ldp x0, x1, [sp], #32",
+                "br x16",
+                chooser = sym $chooser,
+            )
         }
     };
 }

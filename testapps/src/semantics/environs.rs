@@ -22,6 +22,7 @@ pub const CHECKS: &[Check] = &[
     ("second-libc", second_libc),
     ("plugin-with-its-own-names-first", |cx| plugin(cx, libc::RTLD_DEEPBIND)),
     ("plugin", |cx| plugin(cx, 0)),
+    ("libc-by-its-name", libc_by_name),
     ("sigurg", sigurg),
     ("aio", aio),
     ("deferred-accept", |cx| listener(cx, libc::TCP_DEFER_ACCEPT, false)),
@@ -245,7 +246,6 @@ fn daemon(cx: &mut Cx) -> Res {
 
 /// A library with a libc of its own uses the connection.
 fn second_libc(cx: &mut Cx) -> Res {
-    type Receive = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
     // SAFETY: a name that ends with a NUL; the symbol has that type.
     let receive = unsafe {
         let lib = libc::dlmopen(libc::LM_ID_NEWLM, c"libc.so.6".as_ptr(), libc::RTLD_NOW);
@@ -264,50 +264,109 @@ fn second_libc(cx: &mut Cx) -> Res {
     cx.warm(20, 0)
 }
 
+type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
+type Receive = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
+
+/// Functions of a library that the program has found by their names.
+struct Found {
+    send: Send,
+    receive: Receive,
+    poll: Box<dyn Fn(c_int) -> c_int>,
+}
+
+/// Loads a library, and finds a function in it.
+fn load(path: &CStr, how: c_int) -> Result<impl Fn(&CStr) -> Result<*mut c_void, Why>, Why> {
+    // SAFETY: a name that ends with a NUL.
+    let lib = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | how) };
+    let error = || {
+        // SAFETY: no preconditions; a C string or null.
+        unsafe { Some(libc::dlerror()).filter(|e| !e.is_null()).map(|e| CStr::from_ptr(e).to_owned()) }
+    };
+    let why = error();
+    ensure!(!lib.is_null(), "dlopen: {why:?}");
+    ensure!(why.is_none(), "an error after dlopen has found the library: {why:?}");
+    Ok(move |name: &CStr| {
+        // SAFETY: a handle, and a name that ends with a NUL.
+        let at = unsafe { libc::dlsym(lib, name.as_ptr()) };
+        let why = error();
+        ensure!(!at.is_null() && why.is_none(), "dlsym of {name:?}: {at:?} {why:?}");
+        Ok(at)
+    })
+}
+
 /// A plugin uses the connection beside the program. With `RTLD_DEEPBIND` its calls lead to libc past whatever was preloaded.
 fn plugin(cx: &mut Cx, how: c_int) -> Res {
-    type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
-    type Receive = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
-    type Poll = unsafe extern "C" fn(c_int, i16, c_int) -> c_int;
     let path = std::env::current_exe().map_err(|e| Why(e.to_string()))?.with_file_name("libringsock_plugin.so");
     if !path.exists() {
         return untried(&format!("{} is not there", path.display()));
     }
     let path = std::ffi::CString::new(path.into_os_string().into_encoded_bytes()).map_err(|e| Why(e.to_string()))?;
-    // SAFETY: names that end with a NUL; the symbols have these types.
-    let (send, receive, poll) = unsafe {
-        let lib = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | how);
-        if lib.is_null() {
-            return Err(Why(format!("dlopen: {:?}", CStr::from_ptr(libc::dlerror()))));
+    let at = load(&path, how)?;
+    // SAFETY: the symbols have these types.
+    let found = unsafe {
+        let poll: unsafe extern "C" fn(c_int, i16, c_int) -> c_int = core::mem::transmute(at(c"plugin_poll")?);
+        Found {
+            send: core::mem::transmute::<*mut c_void, Send>(at(c"plugin_send")?),
+            receive: core::mem::transmute::<*mut c_void, Receive>(at(c"plugin_recv")?),
+            poll: Box::new(move |fd| poll(fd, POLLIN, 5000)),
         }
-        ensure!(libc::dlerror().is_null(), "an error after dlopen has found the library");
-        (
-            core::mem::transmute::<*mut c_void, Send>(libc::dlsym(lib, c"plugin_send".as_ptr())),
-            core::mem::transmute::<*mut c_void, Receive>(libc::dlsym(lib, c"plugin_recv".as_ptr())),
-            core::mem::transmute::<*mut c_void, Poll>(libc::dlsym(lib, c"plugin_poll".as_ptr())),
-        )
     };
+    beside(cx, found)
+}
+
+/// A program asks for libc by its name, as Python's ctypes and .NET's P/Invoke do, and uses the connection by what it finds.
+fn libc_by_name(cx: &mut Cx) -> Res {
+    let at = load(c"libc.so.6", 0)?;
+    ensure!(at(c"no_such_function").is_err(), "libc has what it has not");
+    for (name, linked) in [
+        (c"dlsym", libc::dlsym as *const ()),
+        (c"syscall", libc::syscall as *const ()),
+        (c"execl", libc::execl as *const ()),
+        (c"getpid", libc::getpid as *const ()),
+    ] {
+        same!(at(name)? as usize, linked as usize, "{name:?}");
+    }
+    // SAFETY: the symbols have these types; one pollfd, valid for the call.
+    let found = unsafe {
+        let poll: unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int =
+            core::mem::transmute(at(c"poll")?);
+        Found {
+            send: core::mem::transmute::<*mut c_void, Send>(at(c"send")?),
+            receive: core::mem::transmute::<*mut c_void, Receive>(at(c"recv")?),
+            poll: Box::new(move |fd| {
+                let mut one = libc::pollfd { fd, events: POLLIN, revents: 0 };
+                match poll(&mut one, 1, 5000) {
+                    1 => one.revents.into(),
+                    n => n,
+                }
+            }),
+        }
+    };
+    beside(cx, found)
+}
+
+/// The connection is used by the program's own calls and by others that it has found.
+fn beside(cx: &mut Cx, found: Found) -> Res {
     cx.leave_tcp()?;
     let before = sys::tcp_bytes(cx.fd)?;
     for i in 0..50 {
         let n = 10 + 7 * i;
-        // Now the program sends, now the plugin, and who receives changes at half that rate.
+        // Now the program's own sends, now the other, and who receives changes at half that rate.
         if i % 2 == 0 {
             cx.send(n)?;
         } else {
             let b = cx.out(n);
             // SAFETY: the buffer is of that length.
-            same!(unsafe { send(cx.fd, b.as_ptr().cast(), n, 0) }, n as isize, "a plugin's send");
+            same!(unsafe { (found.send)(cx.fd, b.as_ptr().cast(), n, 0) }, n as isize, "the other send");
         }
         cx.tell(Op::Recv, n as u64, 0, 0)?;
         cx.later(2, n as u64)?;
-        // SAFETY: no preconditions.
-        same!(unsafe { poll(cx.fd, POLLIN, 5000) }, POLLIN.into(), "a plugin's poll");
+        same!((found.poll)(cx.fd), POLLIN.into(), "the other poll");
         let mut b = vec![0u8; n];
         if i % 4 < 2 {
             // SAFETY: the buffer is of that length.
-            let got = unsafe { receive(cx.fd, b.as_mut_ptr().cast(), n, libc::MSG_WAITALL) };
-            same!(got, n as isize, "a plugin's recv");
+            let got = unsafe { (found.receive)(cx.fd, b.as_mut_ptr().cast(), n, libc::MSG_WAITALL) };
+            same!(got, n as isize, "the other recv");
         } else {
             same!(sys::recv(cx.fd, &mut b, libc::MSG_WAITALL)?, n, "the program's recv");
         }
