@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, perl, php, postgres, redis, ruby, uvloop
+from suites import cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, openssh, perl, php, postgres, redis, ruby, socat, uvloop
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -53,9 +53,11 @@ BY_NAME = {
     "jdk": jdk.prepare,
     "memcached": memcached.prepare,
     "mosquitto": mosquitto.prepare,
+    "openssh": openssh.prepare,
     "perl": perl.prepare,
     "php": php.prepare,
     "redis": redis.prepare,
+    "socat": socat.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
