@@ -87,8 +87,8 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
         // SAFETY: in bounds; zeroed memory is a `Conn` in phase `Free`.
         let c = unsafe { &*a.conns.add(i) };
         // SAFETY: in bounds; written when the record was used first.
-        let haunted = c.gen.load(Relaxed) != 0 && unsafe { &*a.locals.add(i) }.is_haunted();
-        if c.phase() != Phase::Free || haunted || !c.claim() {
+        let haunted = || c.gen.load(Relaxed) != 0 && !c.was_taken() && unsafe { &*a.locals.add(i) }.is_haunted();
+        if c.phase() != Phase::Free || haunted() || !c.claim() {
             continue;
         }
         if i as u32 >= h.used.load(Relaxed) {
@@ -101,6 +101,16 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
             h.used.fetch_max(i as u32 + 1, Release);
         }
         let gen = c.gen.load(Relaxed).wrapping_add(1);
+        if c.was_taken() && c.owner == owner {
+            // Nobody has it from its former life: what the quick calls leave alone is as it was when that began.
+            c.reset_fresh(gen);
+            let s = c.stats();
+            s.tx_bytes_tcp.store(0, Relaxed);
+            s.rx_bytes_tcp.store(0, Relaxed);
+            s.gen.store(s.gen.load(Relaxed) | 1, Release);
+            HINT.store(i as u32 + 1, Relaxed);
+            return Some(c);
+        }
         // SAFETY: claimed, so nobody else uses record `i`; all three arrays have `CAPACITY` elements.
         unsafe {
             let local = a.locals.add(i);
@@ -184,7 +194,7 @@ pub fn view() -> Option<(&'static Header, &'static [ConnStats])> {
     }
 }
 
-/// Every record that is in use.
+/// Every record that is in use. Those that were fresh are so no more.
 pub fn each(mut f: impl FnMut(&'static Conn)) {
     // SAFETY: set once to a leaked box.
     let Some(a) = (unsafe { ARENA.load(Acquire).as_ref() }) else { return };
@@ -193,7 +203,7 @@ pub fn each(mut f: impl FnMut(&'static Conn)) {
     for i in 0..used {
         // SAFETY: in bounds.
         let c = unsafe { &*a.conns.add(i) };
-        if c.phase() != Phase::Free {
+        if c.phase() != Phase::Free && c.settle() {
             f(c);
         }
     }

@@ -93,6 +93,17 @@ pub mod ask {
     pub const GROWN: u32 = 128;
 }
 
+/// Who has met a connection besides its first, quick calls (`io/young.rs`). Most end before anybody does.
+#[repr(u8)]
+enum Youth {
+    /// Somebody, perhaps.
+    Settled,
+    /// Nobody.
+    Fresh,
+    /// Nobody, and it is over.
+    Taken,
+}
+
 /// A connection. See the module's documentation.
 #[repr(C, align(64))]
 pub struct Conn {
@@ -105,6 +116,8 @@ pub struct Conn {
     /// Counts the uses of this record.
     pub gen: AtomicU32,
     phase: AtomicU8,
+    /// See [`Youth`].
+    youth: AtomicU8,
     /// Whether our side connected (else: accepted).
     pub connector: AtomicBool,
     /// `O_NONBLOCK`.
@@ -300,6 +313,7 @@ impl Conn {
         ] {
             *w.get_mut() = 0;
         }
+        *self.youth.get_mut() = Youth::Settled as u8;
         *self.slow.get_mut() = crate::io::BEGIN_SLOW;
         for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.linger] {
             *w.get_mut() = 0;
@@ -327,6 +341,44 @@ impl Conn {
         *self.told.get_mut() = Told::NOTHING;
         *self.tx.get_mut() = TxRing::default();
         *self.rx.get_mut() = RxRing::default();
+    }
+
+    /// The same for a record whose last connection was fresh to its end: puts back what the quick calls change. Only for the
+    /// arena.
+    pub fn reset_fresh(&self, gen: u32) {
+        self.youth.store(Youth::Settled as u8, Release);
+        self.gen.store(gen, Relaxed);
+        self.nonblock.store(false, Relaxed);
+        self.evidence.store(false, Relaxed);
+        for w in [&self.calls, &self.next_try, &self.fulls] {
+            w.store(0, Relaxed);
+        }
+    }
+
+    /// Nobody has it but its quick calls, from now on.
+    pub fn begin_fresh(&self) {
+        self.youth.store(Youth::Fresh as u8, Release);
+    }
+
+    /// Somebody else has met it than its quick calls. Returns false if there is nothing to meet: it is being closed.
+    pub fn settle(&self) -> bool {
+        const SETTLED: u8 = Youth::Settled as u8;
+        let now = self.youth.load(Acquire);
+        now == SETTLED
+            || self
+                .youth
+                .compare_exchange(Youth::Fresh as u8, SETTLED, SeqCst, SeqCst)
+                .map_or_else(|v| v == SETTLED, |_| true)
+    }
+
+    /// Whether nobody but its quick calls has ever had it, and nobody ever will: for who closes it.
+    pub fn take_fresh(&self) -> bool {
+        self.youth.compare_exchange(Youth::Fresh as u8, Youth::Taken as u8, SeqCst, Relaxed).is_ok()
+    }
+
+    /// Whether that became of its last life.
+    pub fn was_taken(&self) -> bool {
+        self.youth.load(Acquire) == Youth::Taken as u8
     }
 
     /// See [`Phase`].

@@ -6,7 +6,7 @@ use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
-use crate::table::{self, Entry};
+use crate::table::{self, Before, Entry};
 use crate::{arena, bg, chaos, config, early, epoll, fdhigh, options, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
@@ -57,7 +57,16 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
         (Why::New, Phase::Raw)
     };
     c.why(why);
+    let quick = phase == Phase::Raw && !c.nonblock.load(Relaxed) && !process::has_threads() && !chaos::is_on();
+    if quick {
+        // Before anybody meets the record.
+        c.begin_fresh();
+    }
     c.set_phase(phase);
+    if quick && table::put_fresh(fd, c, if connector { Before::Tcp } else { Before::Nothing }) {
+        return;
+    }
+    c.settle();
     if !(if connector { early::dialled(fd, c) } else { table::put_conn(fd, c) }) {
         c.set_phase(Phase::Closed);
         arena::free(c);
@@ -136,7 +145,25 @@ pub fn close(fd: c_int) -> Outcome {
     if process::is_own_fd(fd) {
         return Outcome::Fail(libc::EBADF);
     }
-    forget(fd, How::Close)
+    close_fresh(fd).unwrap_or_else(|| forget(fd, How::Close))
+}
+
+/// Closes a connection that nobody has had but its first, quick calls.
+fn close_fresh(fd: c_int) -> Option<Outcome> {
+    // A call that is under way has been interrupted by a handler, which closes its connection.
+    let idle = |c: &Conn| {
+        let l = c.local();
+        l.rx_inflight.load(SeqCst) == 0 && l.tx_inflight.load(SeqCst) == 0
+    };
+    if process::has_threads() {
+        return None;
+    }
+    let c = table::take_fresh(fd, idle)?;
+    c.local().fds.store(0, Relaxed);
+    c.local().fd.store(-1, Relaxed);
+    let r = close_number(fd, How::Close);
+    arena::free(c);
+    Some(r)
 }
 
 /// `close_range(2)`: spares the library's own fds.

@@ -187,6 +187,31 @@ fn kernel_msg(
     fd: c_int,
     b: Bufs,
     limit: usize,
+    mut msg: Option<&mut msghdr>,
+    flags: c_int,
+    how: Option<Sleep>,
+) -> sys::SysResult {
+    let waits = how.is_some();
+    match kernel_call(nr, fd, b, limit, msg.as_deref_mut(), flags, how) {
+        Err(libc::EINTR) if waits => {
+            unless_it_waits(kernel_call(nr, fd, b, limit, msg, flags | libc::MSG_DONTWAIT, None))
+        }
+        r => r,
+    }
+}
+
+/// What becomes of a call that a handler has ended. It may have run when the call was on its way into the kernel, which then
+/// was not asked at all: so it is made once more, in a way that does not wait. Where there is something to do, there is no
+/// `EINTR`.
+fn unless_it_waits(again: sys::SysResult) -> sys::SysResult {
+    again.map_err(|e| if e == libc::EAGAIN { libc::EINTR } else { e })
+}
+
+fn kernel_call(
+    nr: libc::c_long,
+    fd: c_int,
+    b: Bufs,
+    limit: usize,
     msg: Option<&mut msghdr>,
     flags: c_int,
     how: Option<Sleep>,

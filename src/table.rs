@@ -53,10 +53,15 @@ pub fn is_foreign(fd: c_int) -> bool {
     cell(fd).is_none_or(|c| c.load(Relaxed) == 0)
 }
 
-/// What `fd` is.
+/// What `fd` is. A connection that was fresh is so no more.
 #[inline(always)]
 pub fn get(fd: c_int) -> Entry {
-    decode(cell(fd).map_or(0, |c| c.load(Acquire)))
+    let Some(cell) = cell(fd) else { return Entry::None };
+    let v = cell.load(Acquire);
+    if is_fresh(v) {
+        return settle(cell, v);
+    }
+    decode(v)
 }
 
 /// A TCP socket that is no connection (yet). What else is known of it is in the bits below.
@@ -71,6 +76,12 @@ pub const SHARED: usize = 16;
 pub const USED: usize = 32;
 /// No record's address is below.
 const RECORDS: usize = 64;
+/// In the address of a connection's record: it may be fresh. See [`put_fresh`].
+const FRESH: usize = 2;
+
+const fn is_fresh(v: usize) -> bool {
+    v & 3 == FRESH && v >= RECORDS
+}
 
 const fn is_early(v: usize) -> bool {
     v & TCP != 0 && v < RECORDS
@@ -83,7 +94,7 @@ fn decode(v: usize) -> Entry {
         match v {
             0..RECORDS => Entry::None,
             v if v & 1 == 1 => Entry::Set(&*((v & !1) as *const Set)),
-            v => Entry::Conn(&*(v as *const Conn)),
+            v => Entry::Conn(&*((v & !FRESH) as *const Conn)),
         }
     }
 }
@@ -100,7 +111,63 @@ pub fn conn(fd: c_int) -> Option<&'static Conn> {
 /// Whether `fd` is (still) this connection.
 #[inline(always)]
 pub fn is(fd: c_int, c: &Conn) -> bool {
-    cell(fd).is_some_and(|x| x.load(Acquire) == c as *const Conn as usize)
+    cell(fd).is_some_and(|x| x.load(Acquire) & !FRESH == c as *const Conn as usize)
+}
+
+/// `fd`, which is nothing else than `was`, is this fresh connection from now on: whoever asks for it by [`get`] settles it.
+/// Returns false, and changes nothing, if `fd` is something else.
+pub fn put_fresh(fd: c_int, c: &Conn, was: Before) -> bool {
+    let was = match was {
+        Before::Nothing => 0,
+        Before::Tcp => TCP,
+    };
+    ANY_TCP.store(true, Relaxed);
+    cell(fd).is_some_and(|cell| {
+        reach(fd);
+        cell.compare_exchange(was, c as *const Conn as usize | FRESH, SeqCst, Relaxed).is_ok()
+    })
+}
+
+/// What the number of a new connection is to the library before.
+#[derive(Clone, Copy)]
+pub enum Before {
+    /// Nothing: it was accepted.
+    Nothing,
+    /// A TCP socket of which nothing is noted: it was dialled.
+    Tcp,
+}
+
+/// The connection that `fd` is, which stays fresh.
+#[inline(always)]
+pub fn peek(fd: c_int) -> Option<&'static Conn> {
+    match decode(cell(fd).map_or(0, |c| c.load(Acquire))) {
+        Entry::Conn(c) => Some(c),
+        _ => None,
+    }
+}
+
+/// Forgets `fd` if it is a fresh connection that `may` be forgotten. Nobody else has that then.
+pub fn take_fresh(fd: c_int, may: impl FnOnce(&Conn) -> bool) -> Option<&'static Conn> {
+    let cell = cell(fd)?;
+    let v = cell.load(Acquire);
+    let Entry::Conn(c) = decode(v) else { return None };
+    (is_fresh(v) && may(c) && c.take_fresh()).then(|| {
+        cell.store(0, Release);
+        c
+    })
+}
+
+/// The connection in `cell` is fresh no more.
+#[cold]
+#[inline(never)]
+fn settle(cell: &AtomicUsize, v: usize) -> Entry {
+    match decode(v) {
+        Entry::Conn(c) if c.settle() => {
+            let _ = cell.compare_exchange(v, v & !FRESH, SeqCst, Relaxed);
+            decode(cell.load(Acquire))
+        }
+        _ => Entry::None,
+    }
 }
 
 /// `fd` is this connection from now on.
@@ -183,4 +250,95 @@ pub fn highest() -> c_int {
 /// Another fd number of the same connection.
 pub fn other_fd_of(c: &Conn) -> Option<c_int> {
     (0..=highest()).find(|fd| is(*fd, c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::Phase;
+    use crate::{arena, fdhigh, sys};
+    use core::sync::atomic::AtomicU32;
+
+    /// A number that nobody else has, and a record.
+    fn fresh() -> (c_int, &'static Conn) {
+        for_tests();
+        let (fd, c) = (fdhigh::dup_high(2).unwrap(), arena::alloc().unwrap());
+        begin(fd, c);
+        (fd, c)
+    }
+
+    fn begin(fd: c_int, c: &'static Conn) {
+        c.local().fd.store(fd, Relaxed);
+        c.begin_fresh();
+        c.set_phase(Phase::Raw);
+        assert!(put_fresh(fd, c, Before::Nothing));
+    }
+
+    fn end(fd: c_int, c: &Conn) {
+        take(fd);
+        sys::close(fd);
+        c.local().fd.store(-1, Relaxed);
+        c.set_phase(Phase::Closed);
+    }
+
+    #[test]
+    fn who_asks_for_a_fresh_connection_settles_it() {
+        let (fd, c) = fresh();
+        assert!(peek(fd).is_some_and(|p| core::ptr::eq(p, c)) && is(fd, c));
+        assert!(take_fresh(fd, |_| false).is_none());
+        assert!(conn(fd).is_some_and(|p| core::ptr::eq(p, c)));
+        assert!(take_fresh(fd, |_| true).is_none());
+        assert!(is(fd, c) && c.settle());
+        end(fd, c);
+        // As long as nobody does, it can be taken; then there is none.
+        let (fd, c) = fresh();
+        assert!(peek(fd).is_some() && take_fresh(fd, |_| true).is_some());
+        assert!(!c.settle() && conn(fd).is_none());
+        end(fd, c);
+    }
+
+    struct Over<'a>(&'a AtomicU32);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(u32::MAX, SeqCst);
+        }
+    }
+
+    /// Who closes a connection without more ado has it for himself, though somebody goes through all records meanwhile.
+    #[test]
+    fn nobody_else_has_what_is_fresh_to_its_end() {
+        const LIVES: u32 = 100_000;
+        let (fd, c) = fresh();
+        let (life, touched) = (AtomicU32::new(1), AtomicU32::new(0));
+        let mut ends = [0; 2];
+        let at = &raw const *c as usize;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                // SAFETY: records are never freed.
+                let c = unsafe { &*(at as *const Conn) };
+                while life.load(SeqCst) <= LIVES {
+                    let this = life.load(SeqCst);
+                    if c.phase() == Phase::Raw && c.settle() {
+                        touched.store(this, SeqCst);
+                    }
+                }
+            });
+            let _over = Over(&life);
+            for n in 1..=LIVES {
+                if n % 3 == 0 {
+                    std::thread::yield_now();
+                }
+                let mine = take_fresh(fd, |_| true).is_some();
+                assert!(!mine || touched.load(SeqCst) != n, "life {n}");
+                ends[usize::from(mine)] += 1;
+                take(fd);
+                c.set_phase(Phase::Closed);
+                life.store(n + 1, SeqCst);
+                begin(fd, c);
+            }
+        });
+        assert!(ends.iter().all(|n| *n > 0), "{ends:?}");
+        end(fd, c);
+    }
 }

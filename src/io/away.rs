@@ -74,13 +74,13 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
-            Put::Full if visit::is_home(&mut conn.lock_both()) => {
+            Put::Full | Put::Busy if visit::is_home(&mut conn.lock_both()) => {
                 if !call.may_wait {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
                 let _ = crate::poll::wait_one(fd, libc::POLLOUT, 5_000_000);
             }
-            Put::Full => {}
+            Put::Full | Put::Busy => {}
         }
         if let Err(e) = await_owner(conn, begun, until) {
             return Step::Return(Outcome::Fail(e));

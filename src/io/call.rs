@@ -35,6 +35,23 @@ impl Call {
         self.until
     }
 
+    /// The same call from now on, until `end` at most, whichever handlers have run.
+    pub fn until(&mut self, end: i64) -> Call {
+        let now = Since::now();
+        let until = Some(self.deadline()).filter(|d| *d > 0).map_or(end, |d| d.min(end));
+        Call { may_wait: self.may_wait, since: now, then: now, limit: self.limit, until }
+    }
+
+    /// The handlers that have run so far do not end it.
+    pub fn handled(&mut self) {
+        self.since = Since::now();
+    }
+
+    /// Its time limit is over.
+    pub fn is_out_of_time(&self) -> bool {
+        self.until > 0 && now_ns() >= self.until
+    }
+
     /// Some of its time is gone already: the kernel, which counts that of each of its own calls, cannot be the one to wait.
     pub fn is_late(&self) -> bool {
         self.until > 0

@@ -212,6 +212,10 @@ fn peek_wait(fd: c_int, conn: &'static Conn, begun: bool, call: &mut Call) -> Re
     call.looks_again(if sleeps { Since::at_wake() } else { Since::now() });
     end_peek(conn);
     drop(critical);
+    // The handler may have run before the kernel was asked.
+    if r == Err(libc::EINTR) && sys::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
+        return Ok(());
+    }
     r
 }
 

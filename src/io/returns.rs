@@ -136,7 +136,7 @@ fn a_reset_within_a_return_is_told() {
 fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
     let mut r = OnRing::resumed();
     r.slot.flags.fetch_or(FIN | RDSHUT, SeqCst);
-    assert!(matches!(r.put(), Put::Full), "it was sent, or the connection was reset");
+    assert!(matches!(r.put(), Put::Busy), "it was sent, or the connection was reset");
     assert!(!r.conn.writable());
     r.theirs.write_all(&Frame::Resume { from: 0, until: 0 }.encode()).unwrap();
     r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
@@ -144,6 +144,38 @@ fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
     pump::run(&mut r.conn.lock_both());
     // By now the background thread may have made it the kernel's.
     assert!(matches!(r.put(), Put::Sent(1) | Put::Gone));
+}
+
+/// The kernel's socket has room: its call would have ended before the handler ran.
+#[test]
+fn no_handler_ends_a_send_that_only_waits_for_the_return() {
+    let mut r = OnRing::resumed();
+    r.slot.flags.fetch_or(FIN | RDSHUT, SeqCst);
+    let fd = r.ours.as_raw_fd();
+    let (tell, told) = std::sync::mpsc::channel();
+    let t = std::thread::spawn(move || {
+        tell.send(crate::thread::me(|t| [&raw const t.handled as usize, &raw const t.hard as usize])).unwrap();
+        // SAFETY: the byte is readable; no message.
+        unsafe { send(fd, &one(c"x".as_ptr().cast(), 1), core::ptr::null(), libc::MSG_NOSIGNAL) }
+    });
+    let counts = told.recv().unwrap().map(|at| at as *const AtomicU32);
+    let asleep = || r.conn.local().fut_tx.load(SeqCst) > 0;
+    while !asleep() && !t.is_finished() {
+        std::thread::yield_now();
+    }
+    for n in counts {
+        // SAFETY: the thread's own counters; it ends only after this.
+        unsafe { &*n }.fetch_add(1, SeqCst);
+    }
+    r.conn.notify();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!t.is_finished(), "{:?}", t.join());
+    r.theirs.write_all(&Frame::Resume { from: 0, until: 0 }.encode()).unwrap();
+    r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
+    settle(r.conn, libc::POLLRDHUP);
+    pump::run(&mut r.conn.lock_both());
+    r.conn.notify();
+    assert_eq!(t.join().unwrap(), Outcome::Done(1));
 }
 
 /// Who has closed while it returns keeps the kernel's socket for its frames: it would take what is sent for a part of one.

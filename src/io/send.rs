@@ -40,6 +40,8 @@ pub(super) enum Put {
     /// All of it was sent, and the peer is not to see it yet.
     Held(usize),
     Full,
+    /// It is between ring and TCP, where nothing can be written for a moment; the kernel's socket may have room.
+    Busy,
     Error(Errno),
     Gone,
 }
@@ -82,10 +84,10 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     let path = tx.path();
     if path == TxPath::Replay || tx.pending() {
         drop(tx);
-        return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Full };
+        return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Busy };
     }
     if path == TxPath::Ring && !conn.is_mapped() {
-        return Put::Full;
+        return Put::Busy;
     }
     let away = conn.phase() == Phase::Away;
     let on_rings = !tx.peer_is_home() && !tx.has_resumed();
@@ -104,7 +106,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         && (away && on_rings || (conn.is_refused() || away) && (tx.has_resumed() || conn.awaits_fin()))
     {
         // Not before the peer's kernel refuses it, too. (Whether it does only the owner can know.)
-        return Put::Full;
+        return Put::Busy;
     }
     if path == TxPath::Tcp && conn.lost.load(Relaxed) != 0 {
         if let Some(e) = lost_error(conn) {
@@ -221,6 +223,26 @@ fn grow(conn: &Conn, tx: &mut Tx) -> bool {
     grown
 }
 
+/// How long no handler ends a send that only waits for the connection to go from the ring to TCP. That takes milliseconds, if
+/// the peer's process runs.
+const SIT_OUT_NS: i64 = 1_000_000_000;
+
+/// A handler has run while a send waited for that, and the kernel's socket has room: the kernel's call would not have waited,
+/// and so not been interrupted.
+fn sit_out(fd: c_int, conn: &'static Conn, call: &mut Call) -> Result<(), Errno> {
+    let end = now_ns() + SIT_OUT_NS;
+    loop {
+        let mut brief = call.until(end);
+        let r = wait(fd, conn, None, (true, 0), &mut brief);
+        call.handled();
+        match r {
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => return Err(if call.is_out_of_time() { libc::EAGAIN } else { libc::EINTR }),
+            r => return r,
+        }
+    }
+}
+
 fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     if conn.tx_lock.held_by_me() {
         return Step::Return(Outcome::Fail(libc::EAGAIN));
@@ -248,7 +270,7 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(fail_after(conn, b, e)),
-            Put::Full if !call.may_wait => {
+            Put::Full | Put::Busy if !call.may_wait => {
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.sent_away();
                 conn.ask_for_room();
@@ -257,10 +279,16 @@ fn send_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 }
                 return Step::Return(Outcome::Fail(libc::EAGAIN));
             }
-            Put::Full => {
+            full @ (Put::Full | Put::Busy) => {
                 conn.fulls.fetch_add(1, SeqCst);
                 conn.nospace.store(true, Relaxed);
-                if let Err(e) = wait(fd, conn, None, (b.skip > 0, 0), call) {
+                let r = match (wait(fd, conn, None, (b.skip > 0, 0), call), full) {
+                    (Err(libc::EINTR), Put::Busy) if sys::poll_now(fd, libc::POLLOUT) & libc::POLLOUT != 0 => {
+                        sit_out(fd, conn, call)
+                    }
+                    (r, _) => r,
+                };
+                if let Err(e) = r {
                     return Step::Return(Outcome::Fail(e));
                 }
             }

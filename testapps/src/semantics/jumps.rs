@@ -122,7 +122,8 @@ unsafe extern "C" fn poll(fd: RawFd) -> isize {
     libc::recv(fd, b.as_mut_ptr().cast(), 8, MSG_DONTWAIT)
 }
 
-fn alarm_in(us: i64) {
+/// `SIGALRM` in so many microseconds, and every 150 after that; 0: never.
+pub fn alarm_in(us: i64) {
     let [it_value, it_interval] = [us, 150 * i64::from(us > 0)].map(|us| libc::timeval { tv_sec: 0, tv_usec: us });
     // SAFETY: the record is readable.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &libc::itimerval { it_interval, it_value }, std::ptr::null_mut()) };

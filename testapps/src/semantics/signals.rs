@@ -2,6 +2,7 @@
 
 use super::basic::ms;
 use super::cx::{Cx, Op, Res, Why};
+use super::jumps::alarm_in;
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
@@ -23,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("signal-masks", masks),
     ("signal-mask-data", mask_data),
     ("signal-storm", storm),
+    ("signals-beside-sends", beside_sends),
 ];
 
 fn join(t: std::thread::JoinHandle<()>) -> Res {
@@ -243,6 +245,27 @@ fn mask_data(cx: &mut Cx) -> Res {
     util::pause_ms(5);
     same!(more::signals(), 0, "signals: the mask was not put back");
     Ok(())
+}
+
+/// Sends for which there is room never wait, so no handler ends one.
+fn beside_sends(cx: &mut Cx) -> Res {
+    const SENDS: usize = 2000;
+    const SIZE: usize = 16;
+    more::count_signal(libc::SIGALRM, 0)?;
+    for round in 0..20 {
+        alarm_in(150);
+        let failed = (0..SENDS).find_map(|i| {
+            let b = cx.out(SIZE);
+            let r = sys::send(cx.fd, &b, 0);
+            (r != Ok(SIZE)).then_some((i, r))
+        });
+        alarm_in(0);
+        ensure!(failed.is_none(), "round {round}: send {failed:?}");
+        cx.tell(Op::Recv, (SENDS * SIZE) as u64, 0, 0)?;
+        cx.wait()?;
+    }
+    ensure!(more::signals() > 0, "no signal came");
+    cx.warm(10, 0)
 }
 
 fn storm(cx: &mut Cx) -> Res {
