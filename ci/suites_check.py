@@ -87,7 +87,7 @@ FLAKY = [
     ("nng", "chaos", r"compat_(req|survey)ttl:.*", "gives two connections 100 ms to be set up, and loses what comes earlier; chaos holds calls up for as long as 15 ms"),
     ("zeromq", "chaos", r"test_mock_pub_sub:.*", "waits for ever if a socket has got nothing within 1 ms"),
     ("zeromq", "chaos", r"test_ws_transport:.*", "ends a connection for good whose peer does not answer within 10 ms, and waits for it"),
-    ("zeromq", "chaos", r"test_socks:.*", "takes too much of a proxy's answer that comes in pieces, and waits for ever; so it does natively"),
+    ("zeromq", "chaos", r"test_socks:.*", "takes too much of a proxy's answer that comes in pieces, and waits for ever"),
     ("zeromq", "chaos", r"test_monitor:.*stats.*|test_monitor:all", "wants handshakes to end in the order in which their connections were begun"),
     ("zeromq", ".*", r"test_spec_(req|dealer|pushpull|router|rep):.*", "wants handshakes to end in the order in which their connections were begun; those that move meanwhile are late"),
     ("libevent", ".*", r".*:http/bad_request", "gives an exchange 10 ms; fails natively on a busy machine"),
