@@ -2,9 +2,10 @@
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
-Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's. Both ends of nearly all their connections are in the
-preloaded processes, so these must leave TCP: a suite of which no connection
-did counts as failed.
+Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's, APR's,
+lighttpd's, libmicrohttpd's, nng's, OpenSSH's, socat's, ZeroMQ's. Both ends of
+nearly all their connections are in the preloaded processes, so these must
+leave TCP: a suite of which no connection did counts as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -27,7 +28,10 @@ import tempfile
 import time
 
 from preload_lib import default_preload
-from suites import cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, memcached, mosquitto, node, openssh, perl, php, postgres, redis, ruby, socat, uvloop
+from suites import (
+    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, memcached, microhttpd,
+    mosquitto, nng, node, openssh, perl, php, postgres, redis, ruby, socat, uvloop, zeromq,
+)
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
 SUITES = {
@@ -46,18 +50,23 @@ SUITES = {
 # Run by name only: they take ten minutes and more, and Redis' and memcached's have time limits of their own that the
 # chaos variant does not keep.
 BY_NAME = {
+    "apr": apr.prepare,
     "curl": curl.prepare,
     "erlang": erlang.prepare,
     "gevent": gevent.prepare,
     "gio": gio.prepare,
     "jdk": jdk.prepare,
+    "lighttpd": lighttpd.prepare,
     "memcached": memcached.prepare,
+    "microhttpd": microhttpd.prepare,
     "mosquitto": mosquitto.prepare,
+    "nng": nng.prepare,
     "openssh": openssh.prepare,
     "perl": perl.prepare,
     "php": php.prepare,
     "redis": redis.prepare,
     "socat": socat.prepare,
+    "zeromq": zeromq.prepare,
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
@@ -78,6 +87,15 @@ FLAKY = [
     ("node", "chaos", r"parallel/test-http2-forget-closed-streams\.js", "10,000 requests, one after the other, get a minute here; chaos holds calls up for as long as 15 ms"),
     ("erlang", ".*", r"gen_tcp_misc_SUITE:accept_timeouts.*", "gives an accept 100 ms; fails on a busy machine"),
     ("php", "chaos", r"sapi/cli/tests/upload_2G\.phpt", "sends 2 GB in a minute; chaos holds calls up for as long as 15 ms"),
+    ("apr", "chaos", r"sendfile.*", "370,000 receives of one byte each get 3 s; chaos holds calls up for as long as 15 ms"),
+    ("microhttpd", "chaos", r"testcurl:test_post_loop(11)?", "5,000 connections, one after the other, get two minutes; chaos holds calls up for as long as 15 ms"),
+    ("nng", "chaos", r"compat_surveyttl:.*", "gives two connections 100 ms to be set up, and loses what comes earlier; chaos holds calls up for as long as 15 ms"),
+    ("socat", ".*", r"\d+ TCP[46]LISTENFORK", "wants the answers to two clients in the order of their pauses; fails on a busy machine"),
+    ("zeromq", "chaos", r"test_mock_pub_sub:.*", "waits for ever if a socket has got nothing within 1 ms"),
+    ("zeromq", "chaos", r"test_ws_transport:.*", "ends a connection for good whose peer does not answer within 10 ms, and waits for it"),
+    ("zeromq", "chaos", r"test_socks:.*", "takes too much of a proxy's answer that comes in pieces, and waits for ever"),
+    ("zeromq", "chaos", r"test_monitor:.*stats.*|test_monitor:all", "wants handshakes to end in the order in which their connections were begun"),
+    ("zeromq", ".*", r"test_spec_(req|dealer|pushpull|router|rep):.*", "wants handshakes to end in the order in which their connections were begun; those that move meanwhile are late"),
     ("libevent", ".*", r".*:http/bad_request", "gives an exchange 10 ms; fails natively on a busy machine"),
 ]
 

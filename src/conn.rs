@@ -179,6 +179,8 @@ pub struct Conn {
     pub doomed: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
+    /// When it is back on TCP it stays there, whatever its peer asks for. Under both locks.
+    pub for_good: AtomicBool,
     /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes.
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
@@ -295,6 +297,7 @@ impl Conn {
             &mut self.wanted,
             &mut self.doomed,
             &mut self.hurry,
+            &mut self.for_good,
         ] {
             *b.get_mut() = false;
         }
@@ -662,6 +665,7 @@ impl Conn {
             (&self.nonblock, &old.nonblock),
             (&self.evidence, &old.evidence),
             (&self.linger0, &old.linger0),
+            (&self.for_good, &old.for_good),
         ] {
             to.store(from.load(Relaxed), Relaxed);
         }

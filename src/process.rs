@@ -622,6 +622,8 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
             }
             Phase::Managed => {
                 c.next_try.store(u32::MAX, Relaxed);
+                // Between its coming home and our seeing that, the peer may ask for it again.
+                c.for_good.store(true, Relaxed);
                 pump::hurry(&mut b);
                 pump::run(&mut b);
             }

@@ -8,7 +8,7 @@ from .frame import FAIL, PASS, SKIP, debian_source, need, run
 
 # They are numbered; each part is so many numbers.
 LAST, PART = 462, 21
-SECONDS = 400
+SECONDS = 240
 PRIME = "testcert.dh"
 
 # The script's own choice of tests, which comes first in it.
@@ -31,7 +31,11 @@ def unit(source, first):
         shutil.copy(os.path.join(source, PRIME), folder)
         names = {name: os.path.join(source, name.lower()) for name in ("SOCAT", "FILAN", "PROCAN")}
         env = names | {"TERM": "xterm", "TMPDIR": "/tmp", "HOME": folder}
-        status, text = place.command(["bash", script], f"from-{first}.log", SECONDS, cwd=folder, env=env)
+        # A signal that comes while it ends by itself makes it free its TLS context twice, and turn round in that for ever.
+        for attempt in (1, 2):
+            status, text = place.command(["bash", script], f"from-{first}-{attempt}.log", SECONDS, cwd=folder, env=env)
+            if status is not None:
+                break
         os.remove(script)
         results = {}
         for number, name, color in RESULT.findall(text):

@@ -460,7 +460,7 @@ impl Bg {
             conn.set_tcp_counts(counts);
         }
         options::give_lowat(conn, fd);
-        conn.set_phase(Phase::Raw);
+        conn.set_phase(if conn.for_good.load(Relaxed) { Phase::Plain } else { Phase::Raw });
         chaos::stumble();
         // How it failed was told, and the kernel may not know that it has.
         let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));

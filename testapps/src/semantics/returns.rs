@@ -23,6 +23,7 @@ pub const CHECKS: &[Check] = &[
     ("spawn-static-while-unread", |cx| started_while_unread(cx, SPAWN, 2500)),
     ("fork-static-while-unread-for-long", |cx| started_while_unread(cx, FORK, 6500)),
     ("splice-the-rest", splice_the_rest),
+    ("return-for-good-while-the-peer-asks", for_good),
 ];
 
 /// The end stands in the ring, and is there the moment the connection is the kernel's.
@@ -351,5 +352,24 @@ fn splice_the_rest(cx: &mut Cx) -> Res {
     }
     same!(sys::splice(cx.fd, wr, 1000, 0)?, 0, "splice at the end of the stream");
     let _ = sys::send(cx.fd, &[1], MSG_NOSIGNAL);
+    Ok(())
+}
+
+/// What a connection is to use, rings lack, while its peer is calling so often that it asks for a ring again the moment both
+/// have left one.
+fn for_good(cx: &mut Cx) -> Res {
+    const BITS: u64 = 40;
+    for i in 0..60 {
+        cx.renew()?;
+        cx.warm(4 + i % 5, 0)?;
+        cx.post(Op::SendBits, BITS, 3, 50)?;
+        let began = Instant::now();
+        sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1)?;
+        ensure!(began.elapsed().as_millis() < 900, "the option took {:?}", began.elapsed());
+        cx.recv(3 * BITS as usize)?;
+        cx.send(100)?;
+        same!(cx.tell(Op::Recv, 100, 0, 0)?, 100, "bytes in the other direction");
+    }
+    bye(cx)?;
     Ok(())
 }
