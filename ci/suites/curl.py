@@ -21,6 +21,7 @@ def unit(build, source, first, last):
         for name in ("server", "libtest", "unit", "configurehelp.pm", "Makefile"):
             os.symlink(os.path.join(build, "tests", name), os.path.join(work, name))
         tests = os.path.join(source, "tests")
+        os.symlink(os.path.join(tests, "certs"), os.path.join(work, "certs"))
         command = ["perl", "-I" + tests, os.path.join(tests, "runtests.pl"), "-n", "-a", "-am", "!TFTP", str(first), "to", str(last)]
         env = {"srcdir": tests, "HOME": place.folder, "USER": getpass.getuser()}
         _, text = place.command(command, f"{first}.log", SECONDS, cwd=work, env=env)
