@@ -10,6 +10,19 @@ from .frame import FAIL, PASS, SKIP, debian_source, home, need, run
 AT_ONCE = 100
 SECONDS = 900
 
+# What is changed in the tests, each a file, what stands there and what shall.
+MENDED = [
+    # Their SSH server is for everybody but root, who runs them here.
+    ("sshserver.pl", "$username eq 'root'", "0"),
+    ("sshserver.pl", "'PermitRootLogin no'", "'PermitRootLogin yes'"),
+    # Servers write their ports after their process ids, which is what is waited for.
+    (
+        "runtests.pl",
+        " = pidfromfile($portfile);",
+        " = do { my $n = 0; select(undef, undef, undef, 0.05) until (-s $portfile || $n++ > 100); pidfromfile($portfile) };",
+    ),
+]
+
 
 def unit(build, source, first, last):
     def run_it(place):
@@ -22,7 +35,7 @@ def unit(build, source, first, last):
             os.symlink(os.path.join(build, "tests", name), os.path.join(work, name))
         tests = os.path.join(source, "tests")
         os.symlink(os.path.join(tests, "certs"), os.path.join(work, "certs"))
-        command = ["perl", "-I" + tests, os.path.join(tests, "runtests.pl"), "-n", "-a", "-am", "!TFTP", str(first), "to", str(last)]
+        command = ["perl", "-I" + tests, os.path.join(tests, "runtests.pl"), "-n", "-a", "-k", "-am", "!TFTP", str(first), "to", str(last)]
         env = {"srcdir": tests, "HOME": place.folder, "USER": getpass.getuser()}
         _, text = place.command(command, f"{first}.log", SECONDS, cwd=work, env=env)
         results = {}
@@ -36,14 +49,13 @@ def unit(build, source, first, last):
 def prepare():
     need("gcc", "make", "perl", "libssl-dev", "libnghttp2-dev", "libssh2-1-dev", "nghttp2-proxy", "openssh-server", "stunnel4", "zlib1g-dev")
     source = debian_source("curl")
-    # Their SSH server is for everybody but root, who runs them here.
-    path = os.path.join(source, "tests", "sshserver.pl")
-    with open(path, encoding="utf-8") as f:
-        text = f.read()
-    mended = text.replace("$username eq 'root'", "0").replace("'PermitRootLogin no'", "'PermitRootLogin yes'")
-    if mended != text:
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(mended)
+    for name, old, new in MENDED:
+        path = os.path.join(source, "tests", name)
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        if old in text:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text.replace(old, new))
     build = os.path.join(home(), "curl-ssh-build")
     if not os.path.exists(os.path.join(build, "ci-done")):
         os.makedirs(build, exist_ok=True)
