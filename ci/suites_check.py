@@ -140,6 +140,7 @@ def main():
     p.add_argument("--variants", default=",".join(VARIANTS), help="native is always run")
     p.add_argument("--seed", type=int, default=1, help="of the chaos variant")
     p.add_argument("--jobs", type=int, default=2, help="units at a time")
+    p.add_argument("--units", default=".*", help="only the units of a suite whose names match this pattern as a whole")
     p.add_argument("--links", help="RINGSOCK_LINKS of the preloaded variants, which share one network then, one unit at a time")
     p.add_argument("--warm", action="store_true", help="warm connections up, so that the tests begin on rings")
     p.add_argument("--keep", action="store_true", help="keep logs and reports also where nothing failed")
@@ -158,7 +159,7 @@ def main():
     total = [0, 0, 0]
     for name in a.only.split(","):
         try:
-            units = (SUITES | BY_NAME)[name]()
+            units = [(unit, f) for unit, f in (SUITES | BY_NAME)[name]() if re.fullmatch(a.units, unit)]
         except Unavailable as e:
             print(f"SKIP {name}: {e}", flush=True)
             total[2] += 1

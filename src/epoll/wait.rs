@@ -613,6 +613,8 @@ impl Set {
             if over && !moved() {
                 return Ok(0);
             }
+            // If the set becomes the kernel's now, that waits for the rest only.
+            limit = left();
         }
     }
 

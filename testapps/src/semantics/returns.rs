@@ -8,7 +8,7 @@ use super::Check;
 use crate::{ensure, prng, same, sys, util};
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
 use std::os::unix::process::CommandExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -19,6 +19,7 @@ pub const CHECKS: &[Check] = &[
     ("return-shut-receiver", shut_receiver),
     ("return-and-the-sender-is-killed", sender_killed),
     ("return-keeps-linger", linger_while_it_returns),
+    ("return-in-a-wait", returns_in_a_wait),
     ("exec-while-unread", exec_while_unread),
     ("spawn-static-while-unread", |cx| started_while_unread(cx, SPAWN, 2500)),
     ("fork-static-while-unread-for-long", |cx| started_while_unread(cx, FORK, 6500)),
@@ -37,6 +38,24 @@ fn end(cx: &mut Cx) -> Res {
     same!(sys::recv(cx.fd, &mut [0], MSG_DONTWAIT), Ok(0), "receive after the connection has moved");
     cx.send(100)?;
     same!(cx.tell(Op::Recv, 100, 0, 0)?, 100, "bytes in the other direction");
+    Ok(())
+}
+
+/// The only connection of a set comes back while the set is waited for: that takes no longer than it was to take.
+fn returns_in_a_wait(cx: &mut Cx) -> Res {
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32, 7)?;
+    let fd = cx.fd;
+    let began = Instant::now();
+    let mover = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)
+    });
+    same!(sys::epoll_wait(ep, 4, 600)?, vec![], "events");
+    let took = began.elapsed().as_millis();
+    same!(mover.join().ok(), Some(Ok(())), "the option");
+    ensure!((590..1000).contains(&took), "a wait of 600 ms took {took} ms");
+    sys::close(ep)?;
     Ok(())
 }
 
