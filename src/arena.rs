@@ -107,6 +107,7 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
             let s = c.stats();
             s.tx_bytes_tcp.store(0, Relaxed);
             s.rx_bytes_tcp.store(0, Relaxed);
+            s.why.store(0, Relaxed);
             s.gen.store(s.gen.load(Relaxed) | 1, Release);
             HINT.store(i as u32 + 1, Relaxed);
             return Some(c);

@@ -353,7 +353,7 @@ impl Conn {
         self.gen.store(gen, Relaxed);
         self.nonblock.store(false, Relaxed);
         self.evidence.store(false, Relaxed);
-        for w in [&self.calls, &self.next_try, &self.fulls] {
+        for w in [&self.calls, &self.next_try, &self.fulls, &self.end] {
             w.store(0, Relaxed);
         }
     }

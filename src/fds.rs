@@ -408,19 +408,31 @@ pub fn unread(b: &mut Both) -> bool {
 
 /// `getpeername(2)`: the kernel's socket has a peer for as long as it is open.
 pub fn getpeername(fd: c_int) -> Outcome {
-    match table::conn(fd) {
+    match table::peek(fd) {
         Some(c) if c.phase() == Phase::Managed && c.is_over() => Outcome::Fail(libc::ENOTCONN),
         _ => Outcome::Bypass,
     }
 }
 
+/// A connection that is the kernel's is half closed: it is not worth a ring any more.
+fn half_close(c: &Conn, rd: bool, wr: bool) {
+    c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
+    c.next_try.store(u32::MAX, Relaxed);
+    c.why(Why::HalfClosed);
+}
+
 /// `shutdown(2)`.
 pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if !(0..=2).contains(&how) {
         return Outcome::Bypass;
     }
     let (rd, wr) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
+    if let Some(c) = table::fresh(fd).filter(|_| !process::has_threads()) {
+        // Nobody waits for it, and no lock is another's.
+        half_close(c, rd, wr);
+        return Outcome::Bypass;
+    }
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if c.is_inherited() {
         visit::settle(c);
     }
@@ -429,10 +441,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     match c.phase() {
         Phase::Raw => {
             c.kicks.fetch_add(1, SeqCst);
-            // Half closed: not worth a ring any more.
-            c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
-            c.next_try.store(u32::MAX, Relaxed);
-            c.why(Why::HalfClosed);
+            half_close(c, rd, wr);
             drop(b);
             return Outcome::Bypass;
         }

@@ -363,6 +363,16 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
                 | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
         ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
     );
+    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
+    if !feature && level != libc::SOL_SOCKET && !tcp {
+        return Outcome::Bypass;
+    }
+    // Many programs set these first; of such a connection nothing is kept that they would change.
+    let usual =
+        matches!((level, name), (libc::IPPROTO_TCP, libc::TCP_NODELAY) | (libc::SOL_SOCKET, libc::SO_KEEPALIVE));
+    if usual && table::fresh(fd).is_some() {
+        return Outcome::Bypass;
+    }
     let Some(c) = table::conn(fd) else {
         let is_tcp =
             || table::is_tcp(fd) || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
@@ -373,10 +383,6 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     };
     if feature {
         process::give_up(c, Why::Feature);
-        return Outcome::Bypass;
-    }
-    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
-    if level != libc::SOL_SOCKET && !tcp {
         return Outcome::Bypass;
     }
     // What an upgrade or a return under way makes of it must not be in between.

@@ -146,6 +146,15 @@ pub fn peek(fd: c_int) -> Option<&'static Conn> {
     }
 }
 
+/// The connection that `fd` is, if it is fresh, and stays so.
+pub fn fresh(fd: c_int) -> Option<&'static Conn> {
+    let v = cell(fd).map_or(0, |c| c.load(Acquire));
+    match decode(v) {
+        Entry::Conn(c) if is_fresh(v) => Some(c),
+        _ => None,
+    }
+}
+
 /// Forgets `fd` if it is a fresh connection that `may` be forgotten. Nobody else has that then.
 pub fn take_fresh(fd: c_int, may: impl FnOnce(&Conn) -> bool) -> Option<&'static Conn> {
     let cell = cell(fd)?;

@@ -179,6 +179,7 @@ mod tests {
                 (got, send(conn(fd).unwrap(), fd, b.as_ptr().cast(), 3, 0))
             };
             assert_eq!((got, sent), (Some(Outcome::Done(3)), Some(Outcome::Done(3))));
+            assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Bypass);
             assert_ne!(image(c), new);
             assert!(table::take_fresh(fd, |_| true).is_some());
             c.local().fds.store(0, Relaxed);

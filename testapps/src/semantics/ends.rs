@@ -483,6 +483,7 @@ fn short(cx: &mut Cx) -> Res {
             }
             // SAFETY: the child does nothing but end.
             7 => match unsafe { libc::fork() } {
+                // SAFETY: no destructors of the parent's are to run.
                 0 => unsafe { libc::_exit(0) },
                 child => same!(sys::waitpid(child)?, 0, "the child"),
             },
