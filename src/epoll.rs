@@ -23,7 +23,8 @@ use crate::table::{self, Entry};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use libc::{c_int, epoll_event, sigset_t};
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -37,13 +38,15 @@ mod inherited;
 mod nested;
 mod wait;
 mod whole;
+mod young;
 pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use wait::{look, wait};
-pub use whole::fork_is_over;
+pub use whole::{fork_is_over, is_forking};
 use whole::{Changing, Whole};
+pub use young::{ended, grown_up, Young};
 
 /// What the kernel tells items apart by: the number that was added, and what it was then. An item lives as
 /// long as its connection has any number, not only the one that was added.
@@ -115,7 +118,7 @@ impl Item {
 
 #[derive(Default)]
 struct Inner {
-    items: Whole<HashMap<Key, Item>>,
+    items: Whole<FxHashMap<Key, Item>>,
     ready: VecDeque<Key>,
     /// Items that were not ready when they were looked at last, and whose bytes do not come from a ring
     /// (yet): no peer hints for them.
@@ -136,9 +139,10 @@ impl Inner {
 
     /// The one item that has this data, by which the kernel names it. `None`: there is none, or there are several.
     fn only(&self, data: u64) -> Option<Key> {
-        // Most programs put the fd itself into the low half.
+        // Most programs put the fd itself into the low half. (One that is fresh has no item here, and gets none: the caller
+        // holds the set's lock.)
         let fd = data as u32 as c_int;
-        let usual = table::conn(fd).map(|c| Key::new(fd, c));
+        let usual = table::peek(fd).map(|c| Key::new(fd, c));
         if let Some(key) = usual.filter(|k| self.items.get(k).is_some_and(|i| i.data == data)) {
             return Some(key);
         }
@@ -161,6 +165,8 @@ pub struct Set {
     /// Another process may use it as well.
     forked: AtomicBool,
     managed: AtomicU32,
+    /// How many connections it has that are fresh (`young.rs`).
+    young: AtomicU32,
     /// Items that may be ready.
     listed: AtomicU32,
     /// The length of [`Inner::moving`].
@@ -243,6 +249,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             belled: AtomicBool::new(false),
             forked: AtomicBool::new(false),
             managed: AtomicU32::new(0),
+            young: AtomicU32::new(0),
             listed: AtomicU32::new(0),
             moving: AtomicU32::new(0),
             exposed: AtomicBool::new(false),
@@ -270,6 +277,17 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
     s.fds.store(1, Relaxed);
     s.life.store(crate::process::life(), Relaxed);
     table::put_set(epfd, s).then_some(s)
+}
+
+/// A new set, and its number.
+#[cfg(test)]
+pub fn set_for_tests() -> (&'static Set, c_int) {
+    table::for_tests();
+    // SAFETY: no preconditions.
+    let epfd = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
+    // What another test had there.
+    table::take(epfd);
+    (make_set(epfd).unwrap(), epfd)
 }
 
 /// `epoll_ctl(2)`.
@@ -306,6 +324,7 @@ pub fn number_closed(s: &'static Set, fd: c_int) {
 fn closed(s: &'static Set) {
     remote::leave_set(s as *const Set as usize);
     crate::early::set_closed(s);
+    young::set_closed(s);
     let mut gone = Vec::new();
     {
         let _g = s.lock.lock();

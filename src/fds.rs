@@ -57,13 +57,17 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
         (Why::New, Phase::Raw)
     };
     c.why(why);
-    let quick = phase == Phase::Raw && !c.nonblock.load(Relaxed) && !process::has_threads() && !chaos::is_on();
+    let quick = phase == Phase::Raw && !chaos::is_on();
     if quick {
         // Before anybody meets the record.
         c.begin_fresh();
     }
     c.set_phase(phase);
     if quick && table::put_fresh(fd, c, if connector { Before::Tcp } else { Before::Nothing }) {
+        // Either this sees the fork, or that sees the connection.
+        if epoll::is_forking() {
+            c.settle();
+        }
         return;
     }
     c.settle();
@@ -150,15 +154,7 @@ pub fn close(fd: c_int) -> Outcome {
 
 /// Closes a connection that nobody has had but its first, quick calls.
 fn close_fresh(fd: c_int) -> Option<Outcome> {
-    // A call that is under way has been interrupted by a handler, which closes its connection.
-    let idle = |c: &Conn| {
-        let l = c.local();
-        l.rx_inflight.load(SeqCst) == 0 && l.tx_inflight.load(SeqCst) == 0
-    };
-    if process::has_threads() {
-        return None;
-    }
-    let c = table::take_fresh(fd, idle)?;
+    let c = table::take_fresh(fd)?;
     c.local().fds.store(0, Relaxed);
     c.local().fd.store(-1, Relaxed);
     let r = close_number(fd, How::Close);

@@ -387,7 +387,7 @@ pub fn fork_child() {
         // SAFETY: this is the child's only thread.
         unsafe {
             // In sets of which only the kernel knows here, until they are used.
-            l.blind.fetch_add((*l.items.get()).len() as u32, Relaxed);
+            l.blind.fetch_add((*l.items.get()).len() as u32 + l.young.forget() as u32, Relaxed);
             core::ptr::write(l.items.get(), Vec::new());
             core::ptr::write(l.waiters.get(), Vec::new());
         }

@@ -68,6 +68,20 @@ pub fn coarse_ns() -> i64 {
 /// The longest time between two ticks of a kernel: `CONFIG_HZ=100`.
 pub const TICK_NS: i64 = 10_000_000;
 
+/// In a loop that waits for another thread to take a few steps, which may have to get the processor first.
+#[cold]
+pub fn give_way(tries: &mut u32) {
+    const SPINS: u32 = 100;
+    *tries += 1;
+    if *tries < SPINS {
+        return core::hint::spin_loop();
+    }
+    // A thread of a lower priority gets it only from one that sleeps.
+    let ts = timespec_of(20_000);
+    // SAFETY: `ts` is readable.
+    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+}
+
 const WAITERS: u32 = 1 << 31;
 
 /// A mutual-exclusion lock of one word, usable between processes.

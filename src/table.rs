@@ -155,12 +155,12 @@ pub fn fresh(fd: c_int) -> Option<&'static Conn> {
     }
 }
 
-/// Forgets `fd` if it is a fresh connection that `may` be forgotten. Nobody else has that then.
-pub fn take_fresh(fd: c_int, may: impl FnOnce(&Conn) -> bool) -> Option<&'static Conn> {
+/// Forgets `fd` if it is a fresh connection with which no call is under way. Nobody else has that then.
+pub fn take_fresh(fd: c_int) -> Option<&'static Conn> {
     let cell = cell(fd)?;
     let v = cell.load(Acquire);
     let Entry::Conn(c) = decode(v) else { return None };
-    (is_fresh(v) && may(c) && c.take_fresh()).then(|| {
+    (is_fresh(v) && c.take_fresh()).then(|| {
         cell.store(0, Release);
         c
     })
@@ -294,14 +294,20 @@ mod tests {
     fn who_asks_for_a_fresh_connection_settles_it() {
         let (fd, c) = fresh();
         assert!(peek(fd).is_some_and(|p| core::ptr::eq(p, c)) && is(fd, c));
-        assert!(take_fresh(fd, |_| false).is_none());
+        // A quick call is under way.
+        c.local().tx_inflight.fetch_add(1, SeqCst);
+        assert!(!c.is_in_hand() && take_fresh(fd).is_none());
+        c.local().tx_inflight.fetch_sub(1, SeqCst);
+        assert!(take_fresh(fd).is_none(), "who closes it then has met it");
+        end(fd, c);
+        let (fd, c) = fresh();
         assert!(conn(fd).is_some_and(|p| core::ptr::eq(p, c)));
-        assert!(take_fresh(fd, |_| true).is_none());
+        assert!(take_fresh(fd).is_none());
         assert!(is(fd, c) && c.settle());
         end(fd, c);
         // As long as nobody does, it can be taken; then there is none.
         let (fd, c) = fresh();
-        assert!(peek(fd).is_some() && take_fresh(fd, |_| true).is_some());
+        assert!(peek(fd).is_some() && take_fresh(fd).is_some());
         assert!(!c.settle() && conn(fd).is_none());
         end(fd, c);
     }
@@ -314,23 +320,41 @@ mod tests {
         }
     }
 
-    /// Who closes a connection without more ado has it for himself, though somebody goes through all records meanwhile.
+    /// Who closes a connection without more ado has it for himself, though somebody goes through all records meanwhile, and
+    /// another begins calls on it.
     #[test]
     fn nobody_else_has_what_is_fresh_to_its_end() {
         const LIVES: u32 = 100_000;
         let (fd, c) = fresh();
-        let (life, touched) = (AtomicU32::new(1), AtomicU32::new(0));
-        let mut ends = [0; 2];
+        let (life, touched, ended) = (AtomicU32::new(1), AtomicU32::new(0), AtomicU32::new(0));
+        let (mut ends, called) = ([0; 2], AtomicU32::new(0));
         let at = &raw const *c as usize;
+        // SAFETY: records are never freed.
+        let record = || unsafe { &*(at as *const Conn) };
         std::thread::scope(|s| {
             s.spawn(|| {
-                // SAFETY: records are never freed.
-                let c = unsafe { &*(at as *const Conn) };
+                let c = record();
                 while life.load(SeqCst) <= LIVES {
                     let this = life.load(SeqCst);
-                    if c.phase() == Phase::Raw && c.settle() {
+                    if this % 2 == 0 && c.phase() == Phase::Raw && c.settle() {
                         touched.store(this, SeqCst);
                     }
+                }
+            });
+            s.spawn(|| {
+                let c = record();
+                let inside = &c.local().rx_inflight;
+                while life.load(SeqCst) <= LIVES {
+                    inside.fetch_add(1, SeqCst);
+                    let this = life.load(SeqCst);
+                    let may = c.phase() == Phase::Raw && is(fd, c) && !c.is_in_hand();
+                    if may && life.load(SeqCst) == this {
+                        called.fetch_add(1, SeqCst);
+                        std::thread::yield_now();
+                        assert_ne!(ended.load(SeqCst), this, "it ended without more ado under a call");
+                    }
+                    inside.fetch_sub(1, SeqCst);
+                    std::thread::yield_now();
                 }
             });
             let _over = Over(&life);
@@ -338,7 +362,10 @@ mod tests {
                 if n % 3 == 0 {
                     std::thread::yield_now();
                 }
-                let mine = take_fresh(fd, |_| true).is_some();
+                let mine = take_fresh(fd).is_some();
+                if mine {
+                    ended.store(n, SeqCst);
+                }
                 assert!(!mine || touched.load(SeqCst) != n, "life {n}");
                 ends[usize::from(mine)] += 1;
                 take(fd);
@@ -347,7 +374,7 @@ mod tests {
                 begin(fd, c);
             }
         });
-        assert!(ends.iter().all(|n| *n > 0), "{ends:?}");
+        assert!(ends.iter().all(|n| *n > 0) && called.load(SeqCst) > 0, "{ends:?}");
         end(fd, c);
     }
 }

@@ -11,6 +11,8 @@ pub struct Local {
     pub fd: AtomicI32,
     /// How many fd numbers of this process are it.
     pub fds: AtomicU32,
+    /// The epoll set that a fresh one is in.
+    pub young: crate::epoll::Young,
     /// Whether the epoll sets of this process know it as managed. Under `lock`.
     pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.

@@ -29,6 +29,10 @@ pub fn fd_closed(conn: &Conn) {
 /// # Safety
 /// `ev` must be readable where the operation needs it.
 pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
+    // SAFETY: the caller's promise.
+    if let Some(outcome) = unsafe { young::ctl(epfd, op, fd, ev) } {
+        return outcome;
+    }
     loop {
         // SAFETY: the caller's promise.
         if let Some(outcome) = unsafe { try_ctl(epfd, op, fd, ev) } {
@@ -116,6 +120,17 @@ impl Set {
         }
     }
 
+    /// The program has added an item, or changed it.
+    fn item_changed(&self, item: &mut Item, to: &epoll_event, managed: bool) {
+        item.events = to.events;
+        item.data = to.u64;
+        item.spent = false;
+        item.told = Told::NOTHING;
+        item.rearmed = managed;
+        item.changes = item.changes.wrapping_add(1);
+        self.unmute(item);
+    }
+
     /// One more item is managed, in a set that has a bell. Those who sleep in the kernel, and do not know of the
     /// bell, are counted there from now on.
     fn one_more(&self) {
@@ -166,13 +181,20 @@ impl Set {
         let sg = self.lock.lock();
         // SAFETY: guarded by `local.lock` and `lock`.
         let (mine, inner) = unsafe { (&mut *local.items.get(), &mut *self.inner.get()) };
-        let known = inner.items.get(&key).map(|i| (i.managed, i.events));
-        let managed = local.managed.load(Relaxed);
         let ev = want.unwrap_or(epoll_event { events: 0, u64: 0 });
         if ev.events & ONESHOT != 0 {
             // Before the kernel can report it: whoever gets that must come here, and wait for the lock.
             self.oneshots.store(1, SeqCst);
         }
+        let managed = local.managed.load(Relaxed);
+        let mut item = inner.items.get_mut(&key);
+        if let (libc::EPOLL_CTL_MOD, Some(i), false) = (op, &mut item, managed) {
+            // What programs do most with connections that are the kernel's.
+            kernel_ctl(epfd, op, fd, &ev)?;
+            self.item_changed(i, &ev, false);
+            return Ok(Change::Done);
+        }
+        let known = item.map(|i| (i.managed, i.events));
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) if managed => {
                 check_exclusive(ev.events)?;
@@ -222,13 +244,7 @@ impl Set {
         let c = self.begin_change();
         let item = inner.items.change(&c).entry(key).or_insert_with(|| Item::new(conn, &ev, managed));
         drop(c);
-        item.events = ev.events;
-        item.data = ev.u64;
-        item.spent = false;
-        item.told = Told::NOTHING;
-        item.rearmed = managed;
-        item.changes = item.changes.wrapping_add(1);
-        self.unmute(item);
+        self.item_changed(item, &ev, managed);
         if !mine.iter().any(|(s, f)| core::ptr::eq(*s, self) && *f == fd) {
             mine.push((self, fd));
             conn.watcher_added();

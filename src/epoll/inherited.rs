@@ -16,7 +16,7 @@ impl Set {
         self.make_whole();
         self.lock.reset_after_fork();
         self.bell_lock.reset_after_fork();
-        for w in [&self.bell, &self.managed, &self.listed, &self.moving, &self.muted] {
+        for w in [&self.bell, &self.managed, &self.young, &self.listed, &self.moving, &self.muted] {
             w.store(0, Relaxed);
         }
         self.exposed.store(false, Relaxed);
@@ -112,6 +112,9 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
 /// [`fork_is_over`] in the parent.
 pub fn about_to_fork() {
     whole::fork_begins();
+    // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. None is begun
+    // from here on.
+    crate::arena::each(|_| ());
     for fd in 0..=table::highest() {
         if let Entry::Set(s) = table::get(fd) {
             s.belled.store(true, SeqCst);

@@ -699,10 +699,7 @@ mod tests {
     /// A connection that went back to the kernel's set was told by both; then another thread took it out.
     #[test]
     fn what_is_taken_out_meanwhile_is_told_once() {
-        // SAFETY: no preconditions.
-        let epfd = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
-        crate::table::for_tests();
-        let s = make_set(epfd).unwrap();
+        let (s, epfd) = set_for_tests();
         s.returned.store(5, SeqCst);
         let event = |u64| epoll_event { events: IN, u64 };
         let mut evs = [event(7), event(9), event(7)];

@@ -9,6 +9,7 @@
 use super::*;
 use core::cell::Cell;
 use core::ops::Deref;
+use core::sync::atomic::fence;
 
 /// How long either waits for the other. A fork that takes longer than this while another thread changes a set may find its
 /// lists empty.
@@ -45,6 +46,12 @@ pub fn fork_is_over() {
     }
 }
 
+/// Whether a thread of the program forks.
+#[inline(always)]
+pub fn is_forking() -> bool {
+    FORKS.load(SeqCst) > 0
+}
+
 /// In the child, where no fork is under way.
 pub(super) fn reset_after_fork() {
     FORKING.set(false);
@@ -63,7 +70,7 @@ const REWRITES: u32 = 2;
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.0.changing.store(IDLE, SeqCst);
+        self.0.changing.store(IDLE, Release);
     }
 }
 
@@ -85,7 +92,7 @@ impl<T> Whole<T> {
     }
 }
 
-impl Whole<HashMap<Key, Item>> {
+impl Whole<FxHashMap<Key, Item>> {
     pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Item> {
         self.0.get_mut(key)
     }
@@ -97,7 +104,19 @@ impl Whole<HashMap<Key, Item>> {
 
 impl Set {
     /// The lists are about to be rewritten, by the holder of `lock`.
+    #[inline]
     pub(super) fn begin_change(&self) -> Changing<'_> {
+        if !crate::process::has_threads() {
+            // Who could fork meanwhile?
+            self.changing.store(REWRITES, Relaxed);
+            fence(Release);
+            return Changing(self);
+        }
+        self.begin_change_among_threads()
+    }
+
+    #[inline(never)]
+    fn begin_change_among_threads(&self) -> Changing<'_> {
         let forks = || FORKS.load(SeqCst) > 0 && !FORKING.get();
         let may_begin = || {
             if forks() {
@@ -114,7 +133,9 @@ impl Set {
         if !may_begin() {
             await_it(may_begin);
         }
-        self.changing.store(REWRITES, SeqCst);
+        self.changing.store(REWRITES, Relaxed);
+        // Before the lists are.
+        fence(Release);
         Changing(self)
     }
 
@@ -151,10 +172,7 @@ mod tests {
 
     /// A set of one item, whose number is 7.
     fn set() -> (&'static Set, c_int) {
-        // SAFETY: no preconditions.
-        let epfd = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
-        crate::table::for_tests();
-        let s = make_set(epfd).unwrap();
+        let (s, epfd) = set_for_tests();
         let conn = crate::arena::alloc().unwrap();
         let c = s.begin_change();
         // SAFETY: nobody else knows the set.
@@ -191,14 +209,15 @@ mod tests {
         use std::time::Duration;
         let (s, epfd) = set();
         let (begun, has_begun) = channel();
-        let c = s.begin_change();
+        // (A program of one thread has nobody to wait for.)
+        let c = s.begin_change_among_threads();
         std::thread::scope(|scope| {
             let t = scope.spawn(move || {
                 fork_begins();
                 s.await_whole();
                 begun.send(()).unwrap();
                 // Who forks may change a set, too, in a handler of the program's.
-                drop(s.begin_change());
+                drop(s.begin_change_among_threads());
                 let until = std::time::Instant::now() + Duration::from_millis(5);
                 while std::time::Instant::now() < until {
                     assert_eq!(s.changing.load(SeqCst), IDLE, "a child would throw the lists away");
@@ -208,7 +227,7 @@ mod tests {
             assert!(has_begun.recv_timeout(Duration::from_millis(20)).is_err(), "a fork begins during a change");
             drop(c);
             has_begun.recv().unwrap();
-            drop(s.begin_change());
+            drop(s.begin_change_among_threads());
             assert_eq!(FORKS.load(SeqCst), 0);
             t.join().unwrap();
         });

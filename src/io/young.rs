@@ -1,8 +1,8 @@
 //! The first calls on a connection, made short: nobody has looked for its peer yet, and most connections end before that.
 //!
 //! As with [`super::steady`], nothing is decided here. Whatever is not plainly so is for [`super::send`] and [`super::recv`]:
-//! either does the whole call or leaves no trace. What it does is what they would do for a thread that waits in the kernel:
-//! it is counted while it is in there, so that no mark arrives where it reads.
+//! either does the whole call or leaves no trace. What it does is what they would do: a thread is counted while it is in the
+//! kernel, so that no mark arrives where it reads.
 
 use super::*;
 use crate::thread::Critical;
@@ -22,7 +22,14 @@ pub fn conn(fd: c_int) -> Option<&'static Conn> {
 /// `buf` must be writable for `len` bytes.
 #[inline(never)]
 pub unsafe fn recv(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Option<Outcome> {
-    if !is_young(conn, flags) || conn.rcvtimeo.load(Relaxed) != 0 {
+    if !is_young(conn, flags) {
+        return None;
+    }
+    if is_brief(conn, flags) {
+        // SAFETY: the caller's promise.
+        return unsafe { recv_briefly(conn, fd, buf, len, flags) };
+    }
+    if process::has_threads() || conn.rcvtimeo.load(Relaxed) != 0 {
         return None;
     }
     let args = [fd as usize, buf as usize, len.min(MOST), flags as usize, 0, 0];
@@ -45,10 +52,14 @@ pub unsafe fn recv(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: usize,
 /// `buf` must be readable for `len` bytes.
 #[inline(never)]
 pub unsafe fn send(conn: &'static Conn, fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Option<Outcome> {
-    if !is_young(conn, flags) || conn.sndtimeo.load(Relaxed) != 0 || len > SHORT {
+    if !is_young(conn, flags) || len > SHORT || conn.corked.load(Relaxed) || conn.more.load(Relaxed) {
         return None;
     }
-    if conn.corked.load(Relaxed) || conn.more.load(Relaxed) {
+    if is_brief(conn, flags) {
+        // SAFETY: the caller's promise.
+        return unsafe { send_briefly(conn, fd, buf, len, flags) };
+    }
+    if process::has_threads() || conn.sndtimeo.load(Relaxed) != 0 {
         return None;
     }
     let args = [fd as usize, buf as usize, len, flags as usize, 0, 0];
@@ -66,14 +77,67 @@ pub unsafe fn send(conn: &'static Conn, fd: c_int, buf: *const c_void, len: usiz
     Some(Outcome::from(r))
 }
 
+/// The same for a call that does not wait, and so is neither interrupted nor holds its connection open.
+///
+/// # Safety
+/// As for [`recv`].
+unsafe fn recv_briefly(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Option<Outcome> {
+    let inside = Inside::enter(conn, fd, &conn.local().rx_inflight)?;
+    note_call(conn, false);
+    // SAFETY: the caller's promise.
+    let r = unsafe { sys!(libc::SYS_recvfrom, fd, buf, len.min(MOST), flags, 0, 0) };
+    match r {
+        Ok(n) => {
+            conn.count_rx_tcp(n);
+            conn.in_sight();
+            note_bytes(conn, n);
+        }
+        Err(libc::EAGAIN) => conn.out_of_sight.store(true, SeqCst),
+        Err(_) => {}
+    }
+    inside.leave();
+    let lost = if r == Ok(0) && len > 0 { conn.find_lost() } else { None };
+    Some(lost.map_or(Outcome::from(r), Outcome::Fail))
+}
+
+/// The same of [`send`].
+///
+/// # Safety
+/// As for [`send`].
+unsafe fn send_briefly(
+    conn: &'static Conn,
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flags: c_int,
+) -> Option<Outcome> {
+    let inside = Inside::enter(conn, fd, &conn.local().tx_inflight)?;
+    note_call(conn, false);
+    // SAFETY: the caller's promise.
+    let r = unsafe { sys!(libc::SYS_sendto, fd, buf, len, flags, 0, 0) };
+    if let Ok(n) = r {
+        conn.count_tx_tcp(n);
+        note_bytes(conn, n);
+    }
+    if r.map_or_else(|e| e == libc::EAGAIN, |n| n < len) {
+        conn.fulls.fetch_add(1, SeqCst);
+    }
+    inside.leave();
+    Some(Outcome::from(r))
+}
+
+/// Whether the kernel's call does not wait.
+#[inline(always)]
+fn is_brief(conn: &Conn, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || conn.nonblock.load(Relaxed)
+}
+
 #[inline(always)]
 fn is_young(conn: &Conn, flags: c_int) -> bool {
-    flags & !libc::MSG_NOSIGNAL == 0
+    flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == 0
         && conn.calls.load(Relaxed).saturating_add(1) < conn.next_try.load(Relaxed)
         && !conn.is_inherited()
-        // So that it holds no connection open, either (`pins`).
-        && !process::has_threads()
-        && !conn.nonblock.load(Relaxed)
+        && !pins::is_held()
         && !conn.gentle.load(Relaxed)
         && !conn.hold.load(Relaxed)
         && conn.lost.load(Relaxed) == 0
@@ -84,6 +148,25 @@ fn is_young(conn: &Conn, flags: c_int) -> bool {
 struct Inside<'a> {
     conn: &'static Conn,
     count: &'a AtomicU32,
+}
+
+impl<'a> Inside<'a> {
+    /// `None`: `fd` is that connection no more, or has left TCP.
+    #[inline(always)]
+    fn enter(conn: &'static Conn, fd: c_int, count: &'a AtomicU32) -> Option<Inside<'a>> {
+        let inside = Inside { conn, count };
+        count.fetch_add(1, SeqCst);
+        if conn.phase() != Phase::Raw || !conn.is_at(fd) || conn.is_in_hand() {
+            inside.leave();
+            return None;
+        }
+        Some(inside)
+    }
+
+    #[inline(always)]
+    fn leave(self) {
+        leave_kernel(self.conn, self.count);
+    }
 }
 
 /// It does not come back.
@@ -118,13 +201,8 @@ unsafe fn call(
     args: [usize; 6],
 ) -> Option<sys::SysResult> {
     let since = Since::now();
-    count.fetch_add(1, SeqCst);
-    if conn.phase() != Phase::Raw || !conn.is_at(fd) {
-        leave_kernel(conn, count);
-        return None;
-    }
+    let mut inside = Inside::enter(conn, fd, count)?;
     note_call(conn, true);
-    let mut inside = Inside { conn, count };
     // SAFETY: the caller's promise; no lock is held, and `inside` lives until it returns.
     let r = unsafe { signals::sleep_alone(nr, args, since, left, (&raw mut inside).cast()) };
     Some(if r == Err(libc::EINTR) { again(nr, args) } else { r })
@@ -179,9 +257,24 @@ mod tests {
                 (got, send(conn(fd).unwrap(), fd, b.as_ptr().cast(), 3, 0))
             };
             assert_eq!((got, sent), (Some(Outcome::Done(3)), Some(Outcome::Done(3))));
+            // What does not wait, and is in an epoll set.
+            ours.set_nonblocking(true).unwrap();
+            c.nonblock.store(true, Relaxed);
+            let (set, ep) = crate::epoll::set_for_tests();
+            let mut ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+            // SAFETY: the event, and the buffers for their lengths, are valid.
+            unsafe {
+                assert_eq!(crate::epoll::ctl(ep, libc::EPOLL_CTL_ADD, fd, &mut ev), Outcome::Done(0));
+                assert_eq!(recv(conn(fd).unwrap(), fd, b.as_mut_ptr().cast(), 3, 0), Some(Outcome::Fail(libc::EAGAIN)));
+                assert_eq!(send(conn(fd).unwrap(), fd, b.as_ptr().cast(), 3, 0), Some(Outcome::Done(3)));
+            }
             assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Bypass);
             assert_ne!(image(c), new);
-            assert!(table::take_fresh(fd, |_| true).is_some());
+            assert!(table::take_fresh(fd).is_some());
+            crate::epoll::number_closed(set, ep);
+            crate::table::take(ep);
+            sys::close(ep);
+            ours.set_nonblocking(false).unwrap();
             c.local().fds.store(0, Relaxed);
             c.local().fd.store(-1, Relaxed);
             arena::free(c);

@@ -39,7 +39,6 @@ pub const CHECKS: &[Check] = &[
     ("send-nothing-at-the-end", send_nothing),
     ("shutdown-of-the-reset", shutdown_of_reset),
     ("recvmmsg-tells-errors-first", recvmmsg_first),
-    ("short-connections", short),
 ];
 
 const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
@@ -463,35 +462,4 @@ fn close_while_looking(cx: &mut Cx) -> Res {
     }
     cx.renew()?;
     cx.warm(6, 0)
-}
-
-/// Many connections that live for a few calls, and some to which more happens, one after another; then one that lasts.
-fn short(cx: &mut Cx) -> Res {
-    for i in 0..40u32 {
-        cx.renew()?;
-        cx.post(Op::Echo, 1, 16, 0)?;
-        cx.send(16)?;
-        match i % 8 {
-            3 => {
-                let other = sys::dup(cx.fd)?;
-                sys::close(cx.fd)?;
-                cx.fd = other;
-            }
-            5 => {
-                sys::nonblock(cx.fd, true)?;
-                sys::nonblock(cx.fd, false)?;
-            }
-            // SAFETY: the child does nothing but end.
-            7 => match unsafe { libc::fork() } {
-                // SAFETY: no destructors of the parent's are to run.
-                0 => unsafe { libc::_exit(0) },
-                child => same!(sys::waitpid(child)?, 0, "the child"),
-            },
-            _ => {}
-        }
-        cx.recv(16)?;
-        cx.wait()?;
-    }
-    cx.leave_tcp()?;
-    cx.warm(50, 2)
 }

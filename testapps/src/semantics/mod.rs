@@ -4,6 +4,7 @@
 
 mod badmem;
 mod basic;
+mod brief;
 mod bulk;
 mod cancel;
 mod closing;
@@ -44,6 +45,7 @@ fn all() -> Vec<Check> {
     let lists = [
         basic::CHECKS,
         ends::CHECKS,
+        brief::CHECKS,
         partial::CHECKS,
         polling::CHECKS,
         waiting::CHECKS,

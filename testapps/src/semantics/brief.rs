@@ -1,0 +1,153 @@
+//! Connections that live for a few calls, of which the library keeps as little as it can until somebody asks for more.
+
+use super::cx::{Cx, Op, Res};
+use super::Check;
+use crate::{same, sys};
+use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use std::os::fd::RawFd;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[("short-connections", short), ("short-connections-in-sets", short_in_sets)];
+
+const IN: u32 = EPOLLIN as u32;
+const OUT: u32 = EPOLLOUT as u32;
+
+/// A child that ends at once.
+fn fork() -> Res {
+    // SAFETY: the child does nothing but end.
+    match unsafe { libc::fork() } {
+        // SAFETY: no destructors of the parent's are to run.
+        0 => unsafe { libc::_exit(0) },
+        child => same!(sys::waitpid(child)?, 0, "the child"),
+    }
+    Ok(())
+}
+
+/// Many connections that live for a few calls, and some to which more happens, one after another; then one that lasts.
+fn short(cx: &mut Cx) -> Res {
+    for i in 0..40u32 {
+        cx.renew()?;
+        cx.post(Op::Echo, 1, 16, 0)?;
+        cx.send(16)?;
+        match i % 8 {
+            3 => {
+                let other = sys::dup(cx.fd)?;
+                sys::close(cx.fd)?;
+                cx.fd = other;
+            }
+            5 => {
+                sys::nonblock(cx.fd, true)?;
+                sys::nonblock(cx.fd, false)?;
+            }
+            7 => fork()?,
+            _ => {}
+        }
+        cx.recv(16)?;
+        cx.wait()?;
+    }
+    cx.leave_tcp()?;
+    cx.warm(50, 2)
+}
+
+/// The one event that the set is to tell of.
+fn told(ep: RawFd, events: u32, data: u64, what: &str) -> Res {
+    same!(sys::epoll_wait(ep, 8, 5000)?, vec![(events, data)], "{what}");
+    Ok(())
+}
+
+/// A message there and back, for which the set is waited.
+fn trip(cx: &mut Cx, ep: RawFd, data: u64) -> Res {
+    cx.send(16)?;
+    let mut left = 16;
+    while left > 0 {
+        told(ep, IN, data, "the answer")?;
+        let b = cx.grab(left)?;
+        left -= b.len();
+        cx.take(&b)?;
+    }
+    Ok(())
+}
+
+/// The same for what does not wait, and is in an epoll set, of which each makes another use.
+fn short_in_sets(cx: &mut Cx) -> Res {
+    let mut ep = sys::epoll_create()?;
+    for i in 0..66u64 {
+        cx.renew()?;
+        sys::nonblock(cx.fd, true)?;
+        let (fd, mut data) = (cx.fd, 1000 + i);
+        cx.post(Op::Echo, 1, 16, 0)?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, OUT | if i % 2 == 0 { EPOLLET as u32 } else { 0 }, data)?;
+        told(ep, OUT, data, "room")?;
+        if i % 3 == 0 {
+            data += 1 << 40;
+        }
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, IN, data)?;
+        match i % 11 {
+            0 => fork()?,
+            1 => {
+                sys::close(ep)?;
+                ep = sys::epoll_create()?;
+                same!(sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, IN, data), Err(libc::ENOENT), "a change in another set");
+                sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, IN, data)?;
+            }
+            2 => {
+                // What was added under a number stays in the set when that is closed, as long as there is another.
+                cx.fd = sys::dup(fd)?;
+                sys::close(fd)?;
+            }
+            3 => {
+                let second = sys::epoll_create()?;
+                sys::epoll_ctl(second, EPOLL_CTL_ADD, fd, OUT, 7)?;
+                told(second, OUT, 7, "the second set")?;
+                sys::close(second)?;
+            }
+            4 => same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, IN, 9), Err(libc::EEXIST), "it is there"),
+            5 => {
+                sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0)?;
+                same!(sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0), Err(libc::ENOENT), "taken out twice");
+                sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, IN, data)?;
+            }
+            6 => {
+                sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, OUT | EPOLLONESHOT as u32, data)?;
+                told(ep, OUT, data, "a one-shot")?;
+                same!(sys::epoll_wait(ep, 8, 0)?, vec![], "a one-shot that has fired");
+                sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, IN, data)?;
+            }
+            7 => std::thread::scope(|s| s.spawn(|| sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, IN, data)).join())
+                .expect("it does not panic")?,
+            8 => {
+                sys::wait1(fd, libc::POLLOUT, 5000)?;
+            }
+            9 => same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, ep, IN, 0), Err(libc::EINVAL), "a set in itself"),
+            _ => {}
+        }
+        trip(cx, ep, data)?;
+        cx.wait()?;
+        if i % 5 == 4 {
+            sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0).or_else(|e| if cx.fd == fd { Err(e) } else { Ok(()) })?;
+        }
+    }
+    cx.renew()?;
+    same!(sys::epoll_wait(ep, 8, 0)?, vec![], "of those that are closed");
+    // One that goes on in the set, by TCP and on a ring.
+    sys::nonblock(cx.fd, true)?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, IN, 5)?;
+    cx.post(Op::Echo, 300, 16, 0)?;
+    for _ in 0..300 {
+        trip(cx, ep, 5)?;
+    }
+    cx.wait()?;
+    if cx.is_to_leave() {
+        sys::nonblock(cx.fd, false)?;
+        cx.leave_tcp()?;
+        sys::nonblock(cx.fd, true)?;
+        cx.post(Op::Echo, 20, 16, 0)?;
+        for _ in 0..20 {
+            trip(cx, ep, 5)?;
+        }
+        cx.wait()?;
+    }
+    sys::nonblock(cx.fd, false)?;
+    sys::close(ep)?;
+    Ok(())
+}
