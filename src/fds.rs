@@ -57,7 +57,9 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
         (Why::New, Phase::Raw)
     };
     c.why(why);
-    let quick = phase == Phase::Raw && !chaos::is_on();
+    // What may wait has no quick calls where there are threads.
+    let brief = c.nonblock.load(Relaxed) || !process::has_threads();
+    let quick = phase == Phase::Raw && brief && !chaos::is_on();
     if quick {
         // Before anybody meets the record.
         c.begin_fresh();

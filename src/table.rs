@@ -53,7 +53,7 @@ pub fn is_foreign(fd: c_int) -> bool {
     cell(fd).is_none_or(|c| c.load(Relaxed) == 0)
 }
 
-/// What `fd` is. A connection that was fresh is so no more.
+/// What `fd` is. A connection that was fresh is so no more. Not under the lock of an epoll set, which that may take.
 #[inline(always)]
 pub fn get(fd: c_int) -> Entry {
     let Some(cell) = cell(fd) else { return Entry::None };
@@ -112,6 +112,11 @@ pub fn conn(fd: c_int) -> Option<&'static Conn> {
 #[inline(always)]
 pub fn is(fd: c_int, c: &Conn) -> bool {
     cell(fd).is_some_and(|x| x.load(Acquire) & !FRESH == c as *const Conn as usize)
+}
+
+/// Whether `fd` is (still) this epoll set.
+pub fn is_set(fd: c_int, s: &Set) -> bool {
+    cell(fd).is_some_and(|x| x.load(Acquire) == s as *const Set as usize | 1)
 }
 
 /// `fd`, which is nothing else than `was`, is this fresh connection from now on: whoever asks for it by [`get`] settles it.

@@ -111,9 +111,10 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
 /// Before a fork: either process may put its bell into a set, where the other finds it. To be followed by
 /// [`fork_is_over`] in the parent.
 pub fn about_to_fork() {
+    // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. Most are settled
+    // before others have to wait for the fork; none is begun during it.
+    crate::arena::each(|_| ());
     whole::fork_begins();
-    // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. None is begun
-    // from here on.
     crate::arena::each(|_| ());
     for fd in 0..=table::highest() {
         if let Entry::Set(s) = table::get(fd) {

@@ -140,7 +140,7 @@ impl Set {
                 let _g = self.lock.lock();
                 // SAFETY: guarded by `lock`.
                 let mut all = unsafe { &(*self.inner.get()).nested }.iter().filter(|n| n.data == e.u64);
-                let one = all.next().filter(|n| matches!(table::get(n.fd), Entry::Set(s) if core::ptr::eq(s, n.set)));
+                let one = all.next().filter(|n| table::is_set(n.fd, n.set));
                 one.filter(|n| n.set.exposed.load(Relaxed) && all.next().is_none()).map(|n| (n.fd, n.set))
             };
             if nested.is_some_and(|(fd, set)| !set.has_event(fd)) {
