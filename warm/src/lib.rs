@@ -6,11 +6,13 @@
 //!
 //! The two ends find each other by their ports, in a table that all processes of a command share: the file that
 //! `WARM_TABLE` names. The end that dials waits a little for the other. If that comes later, in the same thread, and
-//! nothing has been sent yet, it plays both parts; else the connection stays as it is.
+//! nothing has been sent yet, it plays both parts; else the connection stays as it is. That is for programs in which the
+//! thread that dials is the one that goes on with the connection. Where any thread may take up what another has dialled, it
+//! would send, or take what is played, in the middle of it: `WARM_BOTH=no`.
 
 use core::ffi::{c_int, c_void, CStr};
 use core::mem::{size_of, zeroed};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use libc::{sockaddr, socklen_t};
 use std::os::unix::ffi::OsStrExt;
@@ -39,6 +41,8 @@ struct Cell {
 }
 
 static TABLE: AtomicPtr<Cell> = AtomicPtr::new(core::ptr::null_mut());
+/// One thread may play both parts.
+static MAY_PLAY_BOTH: AtomicBool = AtomicBool::new(true);
 
 /// A function that comes after this library's own, once it has been looked up.
 struct Next(&'static CStr, AtomicUsize);
@@ -64,6 +68,7 @@ static ACCEPT4: Next = Next(c"accept4", AtomicUsize::new(0));
 extern "C" fn begin() {
     let Some(path) = std::env::var_os("WARM_TABLE") else { return };
     let Ok(path) = std::ffi::CString::new(path.as_bytes()) else { return };
+    MAY_PLAY_BOTH.store(std::env::var_os("WARM_BOTH").is_none_or(|v| v != "no"), Relaxed);
     let size = CELLS * size_of::<Cell>();
     // SAFETY: plain calls; what is mapped stays for good.
     unsafe {
@@ -208,6 +213,9 @@ fn accepted(fd: c_int) {
             Err(s) if s == says(GONE) => break,
             Err(_) => std::thread::sleep(TICK),
         }
+    }
+    if !MAY_PLAY_BOTH.load(Relaxed) {
+        return;
     }
     let other = at.fd.load(SeqCst);
     // SAFETY: no arguments.
