@@ -125,7 +125,7 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
             {
                 // Threads in `poll` may not have left its former life yet.
                 let _g = (*local).lock.lock();
-                (*local).watchers.store((*(*local).waiters.get()).len() as u32, SeqCst);
+                (*local).set_watchers((*(*local).waiters.get()).len());
             }
             (*local).clear_counts();
             (*local).mapped.store(0, Relaxed);

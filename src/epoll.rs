@@ -34,8 +34,11 @@ const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
 
 mod ctl;
+mod ended;
 mod inherited;
 mod nested;
+#[cfg(test)]
+mod tests;
 mod wait;
 mod whole;
 mod young;
@@ -113,6 +116,11 @@ impl Item {
             aside: -1,
             changes: 0,
         }
+    }
+
+    /// What the kernel's set is to have of it.
+    fn for_kernel(&self) -> epoll_event {
+        epoll_event { events: if self.spent { self.events & NOT_EVENTS } else { self.events }, u64: self.data }
     }
 }
 
@@ -347,8 +355,10 @@ fn closed(s: &'static Set) {
         let _g = conn.local().lock.lock();
         // SAFETY: guarded by `local.lock`.
         let items = unsafe { &mut *conn.local().items.get() };
+        let before = items.len();
         items.retain(|(set, f)| !(core::ptr::eq(*set, s) && *f == fd));
-        conn.local().watchers.fetch_sub(1, SeqCst);
+        // Another thread may have closed the connection meanwhile.
+        conn.local().watchers_left(before - items.len());
     }
     s.listed.store(0, Relaxed);
     s.moving.store(0, Relaxed);

@@ -375,10 +375,17 @@ impl Link {
 
     /// Reads the hints for bell `k` and tells the connections.
     fn drain(&self, k: u32) {
-        if self.remote().is_some() || !self.has_hints(k) {
+        if self.remote().is_some() {
             return;
         }
         let i = k as usize % QUEUES;
+        if !self.has_hints(k) {
+            core::sync::atomic::fence(Acquire);
+            // Another thread may have taken them, and be about to tell of them.
+            if !self.queue_lock[i].is_held() {
+                return;
+            }
+        }
         if self.queue_lock[i].held_by_me() {
             return;
         }

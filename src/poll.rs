@@ -61,8 +61,16 @@ fn kernel(fds: &mut [pollfd], timeout_ns: i64, mask: *const sigset_t, how: Optio
     let ts = timespec_of(timeout_ns);
     let tsp = if timeout_ns < 0 { core::ptr::null() } else { &raw const ts };
     let args = [fds.as_mut_ptr() as usize, fds.len(), tsp as usize, mask as usize, 8, 0];
+    let sleeps = how.is_some();
     // SAFETY: `fds` is writable, `ts` outlives the call, `mask` is the program's.
-    unsafe { signals::call(how, libc::SYS_ppoll, args) }
+    match unsafe { signals::call(how, libc::SYS_ppoll, args) } {
+        // A handler had run before the call came to the kernel, which would have told of what was ready then.
+        Err(libc::EINTR) if sleeps && !signals::has_slept() => match kernel(fds, 0, core::ptr::null(), None) {
+            Ok(0) => Err(libc::EINTR),
+            r => r,
+        },
+        r => r,
+    }
 }
 
 /// `ppoll(2)`; `timeout_ns < 0` waits for ever.
@@ -479,7 +487,7 @@ impl Call<'_> {
             if self.fds[i].events & OUT != 0 {
                 bits |= WANT_TX;
             }
-            c.arm(bits, c.bell_for(bell.unwrap_or(0)));
+            c.arm_at(bits, bell.unwrap_or(0), c.local().seats.load(SeqCst));
         }
         let far = bell.is_some() && self.hidden().any(|(_, c)| c.remote().is_some());
         let mut remotes = remote::before_sleep(if far { remote::Place::Poll } else { remote::Place::Elsewhere });
@@ -519,9 +527,14 @@ impl Call<'_> {
         for at in places.into_iter().take_while(|at| *at < room) {
             self.copy[at] = pollfd { fd: -1, events: 0, revents: 0 };
         }
+        if r == Err(libc::EINTR) {
+            // As in the kernel, what was ready before the handler ran is told of instead.
+            self.hidden().for_each(|(_, c)| pump::quick(c));
+        }
         match r {
             Ok(0) => Ok(self.ours() > 0),
             Ok(_) => Ok(true),
+            Err(libc::EINTR) if self.ours() > 0 => Ok(true),
             Err(e) => Err(e),
         }
     }
@@ -538,7 +551,7 @@ fn wake(bell: Option<u32>, conns: &[Option<&'static Conn>]) {
         let waiters = unsafe { &mut *l.waiters.get() };
         let before = waiters.len();
         waiters.retain(|w| !core::ptr::eq(*w, waiter));
-        l.watchers.fetch_sub((before - waiters.len()) as u32, SeqCst);
+        l.watchers_left(before - waiters.len());
     }
     bell::sleep_end(k);
     bell::clear(k);

@@ -323,6 +323,10 @@ pub unsafe fn call(how: Option<Sleep>, n: c_long, args: [usize; 6]) -> SysResult
 #[repr(C)]
 struct Call([usize; 7]);
 
+/// What [`ringsock_sleep`] returns for a call that it has not made, or that is not to be made again. No error of the kernel's
+/// that a program sees has this number.
+const NOT_MADE: isize = -512;
+
 extern "C" {
     /// Makes the system call unless `*count != seen`.
     fn ringsock_sleep(call: *const Call, count: *const u32, seen: u32) -> isize;
@@ -357,11 +361,12 @@ global_asm!(
     "ringsock_sleep_done:",
     "ret",
     "ringsock_sleep_ended:",
-    "mov rax, -4",
+    "mov rax, {not_made}",
     "ret",
     ".cfi_endproc",
     ".size ringsock_sleep, . - ringsock_sleep",
     ".popsection",
+    not_made = const NOT_MADE,
 );
 
 #[cfg(target_arch = "aarch64")]
@@ -385,11 +390,12 @@ global_asm!(
     "ringsock_sleep_done:",
     "ret",
     "ringsock_sleep_ended:",
-    "mov x0, #-4",
+    "mov x0, #{not_made}",
     "ret",
     ".cfi_endproc",
     ".size ringsock_sleep, . - ringsock_sleep",
     ".popsection",
+    not_made = const NOT_MADE,
 );
 
 /// A handler has interrupted the thread just before it sleeps, or in a sleep that the kernel would go on
@@ -500,8 +506,17 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
         _pthread_cleanup_pop(&mut buffer, 0);
         r
     };
-    me(|t| t.any.set(was));
+    me(|t| {
+        t.any.set(was);
+        t.unslept.set(r == NOT_MADE);
+    });
     result(r)
+}
+
+/// Whether the thread's last [`sleep`] came to its system call. Otherwise a handler had run before it, and nobody has asked the
+/// kernel.
+pub fn has_slept() -> bool {
+    me(|t| !t.unslept.get())
 }
 
 /// The same for the only thread of a program, which nobody can cancel, and a call that handlers with `SA_RESTART` do not end.
@@ -538,7 +553,9 @@ pub unsafe fn sleep_alone(
 /// What a system call has returned.
 #[inline(always)]
 fn result(r: isize) -> SysResult {
-    if (-4095..0).contains(&r) {
+    if r == NOT_MADE {
+        Err(libc::EINTR)
+    } else if (-4095..0).contains(&r) {
         Err(-r as i32)
     } else {
         Ok(r as usize)

@@ -31,6 +31,8 @@ pub struct Thread {
     pub(crate) asleep: Cell<bool>,
     /// The system call in which it sleeps is ended by every signal.
     pub(crate) any: Cell<bool>,
+    /// Its last sleep was none: a handler had run before it.
+    pub(crate) unslept: Cell<bool>,
     /// It waits for completion channels: see `remote::guard`. 0, or 1 and since when.
     pub(crate) guards: Cell<u64>,
     /// Where it says that it sleeps, see `sleepers`.
@@ -78,6 +80,7 @@ thread_local! {
             at_wake: Cell::new(0),
             asleep: Cell::new(false),
             any: Cell::new(false),
+            unslept: Cell::new(false),
             guards: Cell::new(0),
             word: Cell::new(None),
             uncancellable: Cell::new(false),

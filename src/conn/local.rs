@@ -21,6 +21,8 @@ pub struct Local {
     pub blind: AtomicU32,
     /// How many sets and threads that is: where it is not one, no single bell will do.
     pub watchers: AtomicU32,
+    /// Counts the changes of `watchers`: who asks a peer for a hint must not name the bell of a place that is none any more.
+    pub seats: AtomicU32,
     /// Threads in `poll` that wait for it.
     pub waiters: UnsafeCell<Vec<*const Waiter>>,
     /// Threads that are inside a sending system call.
@@ -57,6 +59,18 @@ pub struct Local {
 }
 
 impl Local {
+    /// So many sets and threads have left it. Under `lock`.
+    pub fn watchers_left(&self, n: usize) {
+        self.watchers.fetch_sub(n as u32, SeqCst);
+        self.seats.fetch_add(1, SeqCst);
+    }
+
+    /// How many there are now. Under `lock`.
+    pub fn set_watchers(&self, n: usize) {
+        self.watchers.store(n as u32, SeqCst);
+        self.seats.fetch_add(1, SeqCst);
+    }
+
     /// Whether a thread is still inside a call on the record's former life.
     pub fn is_haunted(&self) -> bool {
         [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.pins]

@@ -1,6 +1,7 @@
 //! Who waits for a connection, here and at the peer.
 
 use super::*;
+use crate::chaos;
 
 impl Conn {
     /// The bell that a waiter at bell `k` is to name to the peer.
@@ -14,6 +15,7 @@ impl Conn {
 
     /// Another set or thread waits for it. Under `local.lock`.
     pub fn watcher_added(&self) {
+        self.local().seats.fetch_add(1, SeqCst);
         if self.local().watchers.fetch_add(1, SeqCst) == 1 {
             // What was asked of the peer names the first one's bell alone.
             self.arm(WANT_RX, 0);
@@ -24,6 +26,18 @@ impl Conn {
     /// An item of an epoll set that nobody here knew is known from now on, or gone.
     pub fn item_met(&self) {
         let _ = self.unknown_items.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+    }
+
+    /// As [`Conn::arm`], for who waits at bell `k` and was one of the watchers when there had been `seats` changes of them. The
+    /// bell is named if no other will do, and whoever came since has not waited in vain: else the background thread's.
+    pub fn arm_at(&self, bits: u32, k: u32, seats: u32) {
+        let bell = self.bell_for(k);
+        chaos::stumble();
+        self.arm(bits, bell);
+        // Either who comes sees what was asked, and asks anew, or it is seen here.
+        if bell != 0 && self.local().seats.load(SeqCst) != seats {
+            self.arm(bits, 0);
+        }
     }
 
     /// Asks the peer for a hint when `bits` (`WANT_*`) come true; to be followed by another look.
@@ -58,7 +72,12 @@ impl Conn {
     /// by another look.
     pub fn ask_for_room(&self) {
         if let Some(own) = self.own() {
-            self.arm(WANT_RX | WANT_TX, own.bell.load(Relaxed));
+            let seats = self.local().seats.load(SeqCst);
+            let bell = own.bell.load(Relaxed);
+            self.arm(WANT_RX | WANT_TX, bell);
+            if bell != 0 && self.local().seats.load(SeqCst) != seats {
+                self.arm(WANT_RX | WANT_TX, 0);
+            }
         }
     }
 
@@ -124,7 +143,7 @@ impl Conn {
     #[cold]
     #[inline(never)]
     fn tell_peer_slow(&self, peer: &Slot, want: u32, hint_bit: u32, futex_bit: u32) {
-        crate::chaos::stumble();
+        chaos::stumble();
         if self.is_foreign() {
             return;
         }
@@ -187,5 +206,38 @@ impl Conn {
                 (**w).ring();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that looks at a set names its bell to the peer; meanwhile the connection has got to another set.
+    #[test]
+    fn a_bell_is_named_by_who_still_waits_there() {
+        const K: u32 = 5;
+        let [l, _peer] = crate::link::tests::pair();
+        let l: &'static Link = Box::leak(Box::new(l));
+        l.bells_known.fetch_or(1 << K, SeqCst);
+        let slot = l.side.alloc_slot().unwrap();
+        let conn = crate::arena::alloc().unwrap();
+        conn.attach(Some(l), slot, l.side.slot(slot));
+        let bell = || conn.own().unwrap().bell.load(Relaxed);
+        let seats = conn.local().seats.load(SeqCst);
+        conn.watcher_added();
+        assert_eq!(bell(), 0);
+        let mine = conn.local().seats.load(SeqCst);
+        assert_ne!(mine, seats);
+        conn.arm_at(WANT_RX, K, mine);
+        assert_eq!(bell(), K, "one waits, at this bell");
+        // It goes to another set, and the thread comes late.
+        conn.local().watchers_left(1);
+        conn.watcher_added();
+        conn.arm_at(WANT_RX, K, mine);
+        assert_eq!(bell(), 0, "the background thread tells whoever it is");
+        conn.local().watchers_left(1);
+        conn.attach(None, 0, core::ptr::null());
+        crate::arena::free(conn);
     }
 }

@@ -14,7 +14,7 @@ pub fn fd_closed(conn: &Conn) {
     let _g = local.lock.lock();
     // SAFETY: guarded by `local.lock`.
     let items = unsafe { &mut *local.items.get() };
-    local.watchers.fetch_sub(items.len() as u32, SeqCst);
+    local.watchers_left(items.len());
     for (set, fd) in items.drain(..) {
         // SAFETY: sets are never freed.
         let s = unsafe { &*set };
@@ -236,7 +236,7 @@ impl Set {
                 self.removed(inner.remove(key, &self.begin_change()));
                 let before = mine.len();
                 mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == fd));
-                local.watchers.fetch_sub((before - mine.len()) as u32, SeqCst);
+                local.watchers_left(before - mine.len());
                 return Ok(Change::Done);
             }
             _ => return Err(libc::EINVAL),
@@ -362,8 +362,7 @@ pub fn number_back(conn: &Conn, fd: c_int) {
         // What the kernel has it takes out by that number only.
         let Ok(d) = crate::fdhigh::dup_aside(fd, Some(aside)) else { continue };
         let epfd = s.epfd.load(Relaxed);
-        let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
-        let ev = epoll_event { events, u64: i.data };
+        let ev = i.for_kernel();
         if d == aside && kernel_ctl(epfd, libc::EPOLL_CTL_DEL, d, &ev).is_ok() {
             let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev);
         }
@@ -401,8 +400,7 @@ pub fn unmanage(b: &mut Both) {
         let inner = unsafe { &mut *s.inner.get() };
         let Some(i) = inner.items.get_mut(&Key::new(*fd, conn)) else { continue };
         if i.managed {
-            let events = if i.spent { i.events & NOT_EVENTS } else { i.events };
-            let ev = epoll_event { events, u64: i.data };
+            let ev = i.for_kernel();
             if i.events & (ET | ONESHOT) == ET {
                 let (news, bits) = state(b, conn.local().fd.load(Relaxed));
                 let bits = bits & (i.events | ALWAYS);

@@ -89,7 +89,7 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
     // SAFETY: guarded by `local.lock`, both of them.
     let (theirs, ours) = unsafe { (&mut *from.items.get(), &mut *to.items.get()) };
     // Threads in `poll` leave by themselves.
-    from.watchers.fetch_sub(theirs.len() as u32, SeqCst);
+    from.watchers_left(theirs.len());
     for (set, fd) in theirs.drain(..) {
         // SAFETY: sets are never freed.
         let s = unsafe { &*set };
@@ -105,7 +105,7 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
             ours.push((set, fd));
         }
     }
-    to.watchers.store(ours.len() as u32, SeqCst);
+    to.set_watchers(ours.len());
 }
 
 /// Before a fork: either process may put its bell into a set, where the other finds it. To be followed by

@@ -20,7 +20,7 @@ impl Set {
         bell::clear(b);
         bell::renew(b);
         link::drain_hints_of(b, 0);
-        let listed: Vec<(c_int, &'static Conn, u32, Told)> = {
+        let listed: Vec<(c_int, &'static Conn, u32, Told, u32)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
@@ -30,15 +30,16 @@ impl Set {
                 .filter_map(|key| {
                     let i = inner.items.get_mut(&key)?;
                     i.listed = false;
-                    (i.managed && !i.spent).then_some((key.fd, i.conn, i.events, i.told))
+                    let seats = i.conn.local().seats.load(SeqCst);
+                    (i.managed && !i.spent).then_some((key.fd, i.conn, i.events, i.told, seats))
                 })
                 .collect()
         };
         let mut any = false;
-        for (fd, conn, events, told) in listed {
+        for (fd, conn, events, told, seats) in listed {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
             if events & ET != 0 || conn.readiness(mask) == 0 {
-                self.arm(conn, mask);
+                self.arm(conn, mask, seats);
                 let news = if events & ET != 0 { News::of(conn) } else { News::default() };
                 let got = conn.readiness(mask);
                 if got == 0 || events & ET != 0 && !told.has_news(news, got) {

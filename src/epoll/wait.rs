@@ -7,11 +7,11 @@ use crate::sleepers;
 use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
 
-const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
 /// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
-/// and its events.
-type Candidate = (Key, &'static Conn, (u32, u32), u32);
+/// its events, and how often those who wait for the connection had changed.
+type Candidate = (Key, &'static Conn, (u32, u32), u32, u32);
 
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
 #[inline]
@@ -41,7 +41,7 @@ impl Set {
         out
     }
 
-    fn new_round(&self) -> u64 {
+    pub(super) fn new_round(&self) -> u64 {
         self.rounds.fetch_add(1, Relaxed) + 1
     }
 
@@ -77,7 +77,8 @@ impl Set {
                             inner.ready.push_back(key);
                             left -= 1;
                         } else if i.managed && !i.spent {
-                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events));
+                            let seats = i.conn.local().seats.load(SeqCst);
+                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats));
                             n += 1;
                         }
                     }
@@ -88,7 +89,7 @@ impl Set {
                 break;
             }
             left -= n;
-            for (key, conn, which, events) in batch[..n].iter().flatten().copied() {
+            for (key, conn, which, events, seats) in batch[..n].iter().flatten().copied() {
                 chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
@@ -97,7 +98,7 @@ impl Set {
                 }
                 if got == 0 {
                     // The next change is to be told; what happened before that request is looked at after it.
-                    self.arm(conn, mask);
+                    self.arm(conn, mask, seats);
                     if events & ET != 0 {
                         news = News::of(conn);
                     }
@@ -176,7 +177,7 @@ impl Set {
     }
 
     /// Whether an event of the kernel's is none; notes what it means for its item.
-    fn is_told(&self, e: epoll_event) -> bool {
+    pub(super) fn is_told(&self, e: epoll_event) -> bool {
         let (key, conn, told) = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
@@ -196,6 +197,9 @@ impl Set {
                 // It must not fire again if it becomes ours. If it did so meanwhile, the kernel's may be of a time
                 // before somebody else was told, and took care of it.
                 Some(i) if i.events & ONESHOT != 0 && i.managed && i.rearmed => return true,
+                // It was changed since the kernel told of it, to a thread that comes here late. So it is armed, and the program
+                // may take no notice of what it does not wait for any more.
+                Some(i) if i.events & ONESHOT != 0 && e.events & !(i.events | ALWAYS) != 0 => return false,
                 Some(i) if i.events & ONESHOT != 0 => return core::mem::replace(&mut i.spent, true),
                 // A forked child that uses the set has put it into the kernel's, too. (An edge may be of the time before.)
                 Some(i) if i.managed && i.events & ET == 0 && !i.spent => {
@@ -223,7 +227,7 @@ impl Set {
     }
 
     /// In a call during which a connection went back to the kernel's set, both may have reported it.
-    fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
+    pub(super) fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
         if n < 2 || self.returned.load(SeqCst) < first {
             return n;
         }
@@ -257,23 +261,48 @@ impl Set {
         out
     }
 
-    pub(super) fn arm(&self, conn: &Conn, mask: u32) {
+    /// Has the peer tell the set of the events in `mask`, which was one of `seats` when it was looked for.
+    pub(super) fn arm(&self, conn: &Conn, mask: u32, seats: u32) {
         let bits = || match mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(SeqCst) {
             true => WANT_RX | WANT_TX,
             false => WANT_RX,
         };
-        let bell = conn.bell_for(self.bell.load(Relaxed));
+        let bell = self.bell.load(Relaxed);
         let first = bits();
-        conn.arm(first, bell);
+        conn.arm_at(first, bell, seats);
         // Another thread may have found no room meanwhile, and asked for it: this wish has replaced that one then.
         let now = bits();
         if now != first {
-            conn.arm(now, bell);
+            conn.arm_at(now, bell, seats);
         }
     }
 
     #[inline]
-    fn kernel_wait(
+    pub(super) fn kernel_wait(
+        &self,
+        to: (*mut epoll_event, usize),
+        timeout_ns: i64,
+        mask: *const sigset_t,
+        how: Option<Sleep>,
+    ) -> SysResult {
+        let sleeps = how.is_some();
+        match self.call_kernel(to, timeout_ns, mask, how) {
+            Err(libc::EINTR) if sleeps && !signals::has_slept() => self.look_instead(to),
+            r => r,
+        }
+    }
+
+    /// A handler had run before the call came to the kernel, which would have told of what was ready then.
+    #[cold]
+    fn look_instead(&self, to: (*mut epoll_event, usize)) -> SysResult {
+        match self.call_kernel(to, 0, core::ptr::null(), None) {
+            Ok(0) => Err(libc::EINTR),
+            r => r,
+        }
+    }
+
+    #[inline]
+    fn call_kernel(
         &self,
         to: (*mut epoll_event, usize),
         timeout_ns: i64,
@@ -317,7 +346,10 @@ impl Set {
         if self.nests.load(Relaxed) {
             settle_all();
         }
+        let sleeps = how.is_some();
+        chaos::stumble();
         let mut n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
+        chaos::stumble();
         if n > 0 && self.nests.load(Relaxed) {
             n = self.without_idle(evs, n);
         }
@@ -328,12 +360,24 @@ impl Set {
         }
         if kept < n && self.exposed.load(Relaxed) {
             bell::clear(self.bell.load(Relaxed));
+        } else if kept < n && !sleeps {
+            self.pass_on();
         }
         Ok(self.admit(evs, kept))
     }
 
+    /// Who only looks has taken the bell's edge, and may leave without what it rang for: so those who sleep hear of that in
+    /// another way. (Who slept looks for it.)
+    #[cold]
+    fn pass_on(&self) {
+        link::drain_hints(self.bell.load(Acquire));
+        if self.listed.load(SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
     /// The same without waiting.
-    fn look_kernel(&self, evs: *mut epoll_event, max: usize) -> SysResult {
+    pub(super) fn look_kernel(&self, evs: *mut epoll_event, max: usize) -> SysResult {
         self.ask_kernel(evs, max, 0, core::ptr::null(), None)
     }
 
@@ -365,7 +409,7 @@ impl Set {
     ///
     /// What came by TCP goes first. Nothing tells which came earlier; but connections that are not on rings are most often
     /// new, and whoever speaks on a new connection and then on an old one is to be heard in that order.
-    fn complete(&self, evs: *mut epoll_event, n: usize, max: usize, ask_kernel: bool, round: u64) -> usize {
+    pub(super) fn complete(&self, evs: *mut epoll_event, n: usize, max: usize, ask_kernel: bool, round: u64) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let mut by_tcp = if ask_kernel { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
@@ -473,6 +517,21 @@ impl Set {
     /// Not in line: it has much on its stack, which those who only look should not pay for.
     #[inline(never)]
     fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+        let moves = self.moves.load(SeqCst);
+        match self.wait_once(evs, max, timeout_ns, mask) {
+            Err(libc::EINTR) => self.interrupted(evs, max as usize, moves),
+            r => r,
+        }
+    }
+
+    #[inline]
+    fn wait_once(
+        &self,
+        evs: *mut epoll_event,
+        max: c_int,
+        timeout_ns: i64,
+        mask: *const sigset_t,
+    ) -> Result<isize, Errno> {
         let since = Since::now();
         let mut limit = timeout_ns;
         if timeout_ns != 0 && self.is_the_kernels() {
@@ -516,7 +575,10 @@ impl Set {
             // A connection that went over between the looks at its two possible places was seen in neither.
             let moved = || self.moves.load(SeqCst) != moves;
             if self.managed.load(SeqCst) == 0 {
-                let n = self.unaware(since, |how| self.ask_kernel(evs, max, limit, mask, Some(how)))?;
+                let n = match limit {
+                    0 => self.ask_kernel(evs, max, 0, mask, None)?,
+                    _ => self.unaware(since, |how| self.ask_kernel(evs, max, limit, mask, Some(how)))?,
+                };
                 if n > 0 {
                     return Ok(n as isize);
                 }
@@ -619,7 +681,7 @@ impl Set {
     }
 
     /// For a caller that will not wait: what the background thread would find out in a moment.
-    fn look_at_kernel(&self) {
+    pub(super) fn look_at_kernel(&self) {
         let mut some: [Option<&'static Conn>; 16] = [None; 16];
         {
             let _g = self.lock.lock();
@@ -689,23 +751,5 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
     match s.wait(evs, max, timeout_ns, mask) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A connection that went back to the kernel's set was told by both; then another thread took it out.
-    #[test]
-    fn what_is_taken_out_meanwhile_is_told_once() {
-        let (s, epfd) = set_for_tests();
-        s.returned.store(5, SeqCst);
-        let event = |u64| epoll_event { events: IN, u64 };
-        let mut evs = [event(7), event(9), event(7)];
-        assert_eq!(s.merge(evs.as_mut_ptr(), 3, 3), 2);
-        let mut evs = [event(7), event(7)];
-        assert_eq!(s.merge(evs.as_mut_ptr(), 2, 6), 2, "none went back during this call");
-        crate::sys::close(epfd);
     }
 }

@@ -97,6 +97,10 @@ impl Whole<FxHashMap<Key, Item>> {
         self.0.get_mut(key)
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Key, &mut Item)> {
+        self.0.iter_mut()
+    }
+
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Item> {
         self.0.values_mut()
     }

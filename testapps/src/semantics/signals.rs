@@ -15,6 +15,7 @@ pub const CHECKS: &[Check] = &[
     ("eintr-recv-timeout", eintr_recv_timeout),
     ("eintr-recv-waitall", eintr_waitall),
     ("waitall-bytes-and-a-signal", waitall_and_hit),
+    ("waits-bytes-and-a-signal", waits_and_hit),
     ("eintr-send", eintr_send),
     ("eintr-send-partial", eintr_send_partial),
     ("eintr-poll", |cx| eintr_waits(cx, 0)),
@@ -100,6 +101,30 @@ fn waitall_and_hit(cx: &mut Cx) -> Res {
     }
     // The thread may not have slept yet, and bytes of a connection that moves arrive after what wakes it.
     ensure!(whole <= TIMES / 3, "{whole} of {TIMES} calls went on after bytes and a signal");
+    Ok(())
+}
+
+/// The same in `epoll_wait` and `poll`, which tell of the bytes, whichever way the thread hears of them: with a second set that
+/// has the connection no bell alone is to be rung.
+fn waits_and_hit(cx: &mut Cx) -> Res {
+    const TIMES: u64 = 200;
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    let sets = [set(cx, EPOLLIN)?, set(cx, EPOLLIN)?];
+    let mut rng = prng::Rng::new(3);
+    for i in 0..TIMES {
+        if i == TIMES / 2 {
+            sys::close(sets[1])?;
+        }
+        cx.post(Op::Sleep, rng.below(2_000), 0, 0)?;
+        cx.post(Op::SendHit, 10, sys::gettid() as u64, std::process::id().into())?;
+        if i % 3 < 2 {
+            same!(sys::epoll_wait(sets[0], 4, 5000), Ok(vec![(EPOLLIN as u32, 7)]), "epoll_wait in round {i}");
+        } else {
+            same!(sys::poll1(cx.fd, POLLIN, 5000), Ok(POLLIN), "poll in round {i}");
+        }
+        cx.wait()?;
+        cx.recv(10)?;
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use super::cx::{Cx, Op, Res, Why, IN};
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use libc::{EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 use libc::{MSG_NOSIGNAL, POLLIN, SHUT_RDWR, SHUT_WR};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,9 @@ pub const CHECKS: &[Check] = &[
     ("epoll-mod-rearms-other-thread", rearm_other),
     ("epoll-edge-two-waiters", edge_two_waiters),
     ("epoll-asleep-before-the-move", asleep_before_the_move),
+    ("epoll-look-beside-a-sleeper", beside_a_sleeper),
+    ("epoll-goes-to-another-set", to_another_set),
+    ("epoll-oneshot-armed-meanwhile", armed_meanwhile),
     ("epoll-wakes-all-sets", all_sets),
     ("epoll-oneshot-workers", oneshot_workers),
     ("fcntl-by-other-thread", fcntl_other),
@@ -303,6 +306,91 @@ fn edge_two_waiters(cx: &mut Cx) -> Res {
         cx.recv(10)?;
     }
     Ok(())
+}
+
+fn pause(us: u64) {
+    std::thread::sleep(std::time::Duration::from_micros(us));
+}
+
+/// A thread sleeps in a set, and another looks at it once, at the very moment: it may take whatever is to tell the first.
+fn beside_a_sleeper(cx: &mut Cx) -> Res {
+    const TIMES: u64 = 200;
+    let ep = set(cx, EPOLLIN)?;
+    let mut rng = prng::Rng::new(5);
+    for i in 0..TIMES {
+        let w = spawn(move || sys::epoll_wait(ep, 4, 5000));
+        cx.post(Op::Sleep, 700, 0, 0)?;
+        cx.post(Op::Send, 10, 0, 0)?;
+        pause(500 + rng.below(800));
+        sys::epoll_wait(ep, 4, 0)?;
+        same!(join(w)?, Ok(vec![(EPOLLIN as u32, 7)]), "what the sleeper is told in round {i}");
+        cx.wait()?;
+        cx.recv(10)?;
+    }
+    Ok(())
+}
+
+/// A connection goes from one set to another while a thread looks at the first, and never does again.
+fn to_another_set(cx: &mut Cx) -> Res {
+    const TIMES: u64 = 200;
+    let (first, second) = (sys::epoll_create()?, sys::epoll_create()?);
+    let mut rng = prng::Rng::new(6);
+    for i in 0..TIMES {
+        sys::epoll_ctl(first, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let looks = spawn(move || -> Result<(), i32> {
+            while !seen.load(Ordering::SeqCst) {
+                sys::epoll_wait(first, 4, 0)?;
+            }
+            Ok(())
+        });
+        pause(rng.below(300));
+        stop.store(true, Ordering::SeqCst);
+        sys::epoll_ctl(first, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+        sys::epoll_ctl(second, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 8)?;
+        cx.post(Op::Sleep, 1500, 0, 0)?;
+        cx.post(Op::Send, 10, 0, 0)?;
+        same!(sys::epoll_wait(second, 4, 5000), Ok(vec![(EPOLLIN as u32, 8)]), "events of the second set, round {i}");
+        sys::epoll_ctl(second, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+        join(looks)??;
+        cx.wait()?;
+        cx.recv(10)?;
+    }
+    Ok(())
+}
+
+/// A one-shot is armed for something else while a thread is on its way with what it was armed for first, and takes no
+/// notice of that: the other is told as well.
+fn armed_meanwhile(cx: &mut Cx) -> Res {
+    const TIMES: u64 = 120;
+    let (first, then) = ((EPOLLIN | EPOLLONESHOT) as u32, (EPOLLOUT | EPOLLONESHOT) as u32);
+    let mut rng = prng::Rng::new(7);
+    let mut ep = set(cx, 0)?;
+    for i in 0..TIMES {
+        // On TCP, mostly.
+        if i.is_multiple_of(6) {
+            sys::close(ep)?;
+            cx.renew()?;
+            ep = set(cx, 0)?;
+        }
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, first, 7)?;
+        let w = spawn(move || loop {
+            match sys::epoll_wait(ep, 4, 5000)?.as_slice() {
+                [(e, 7)] if *e == EPOLLIN as u32 => {}
+                got => return Ok::<_, i32>(got.to_vec()),
+            }
+        });
+        cx.post(Op::Sleep, 500, 0, 0)?;
+        cx.post(Op::Send, 10, 0, 0)?;
+        pause(400 + rng.below(400));
+        sys::epoll_ctl(ep, EPOLL_CTL_MOD, cx.fd, then, 7)?;
+        same!(join(w)?, Ok(vec![(EPOLLOUT as u32, 7)]), "what it is armed for last, in round {i}");
+        cx.wait()?;
+        cx.recv(10)?;
+    }
+    cx.renew()?;
+    cx.warm(6, 0)
 }
 
 fn all_sets(cx: &mut Cx) -> Res {

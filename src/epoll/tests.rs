@@ -1,0 +1,100 @@
+//! Orders of events that no program can bring about at will.
+
+use super::wait::IN;
+use super::*;
+use crate::signals::{Since, Sleep};
+use crate::thread::me;
+
+fn event(u64: u64) -> epoll_event {
+    epoll_event { events: IN, u64 }
+}
+
+fn end((s, epfd): (&'static Set, c_int)) {
+    number_closed(s, epfd);
+    table::take(epfd);
+    sys::close(epfd);
+}
+
+/// A connection that went back to the kernel's set was told by both; then another thread took it out.
+#[test]
+fn what_is_taken_out_meanwhile_is_told_once() {
+    let (s, epfd) = set_for_tests();
+    s.returned.store(5, SeqCst);
+    let mut evs = [event(7), event(9), event(7)];
+    assert_eq!(s.merge(evs.as_mut_ptr(), 3, 3), 2);
+    let mut evs = [event(7), event(7)];
+    assert_eq!(s.merge(evs.as_mut_ptr(), 2, 6), 2, "none went back during this call");
+    end((s, epfd));
+}
+
+/// A handler runs after the call has begun, and before the kernel is asked.
+#[test]
+fn what_is_ready_is_told_rather_than_of_a_handler() {
+    let (s, epfd) = set_for_tests();
+    // SAFETY: no preconditions.
+    let fd = unsafe { sys!(libc::SYS_eventfd2, 1, libc::EFD_NONBLOCK) }.unwrap() as c_int;
+    kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &event(3)).unwrap();
+    let wait = || {
+        let mut evs = [event(0); 4];
+        let since = Since::now();
+        me(|t| t.handled.fetch_add(1, Relaxed));
+        let how = Sleep { since, any: true, if_left: &mut || () };
+        s.kernel_wait((evs.as_mut_ptr(), 4), -1, core::ptr::null(), Some(how))
+    };
+    assert_eq!(wait(), Ok(1));
+    kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &event(3)).unwrap();
+    assert_eq!(wait(), Err(libc::EINTR));
+    sys::close(fd);
+    end((s, epfd));
+}
+
+/// A thread that only looks takes the edge of the bell, for which another sleeps.
+#[test]
+fn who_only_looks_wakes_those_who_sleep() {
+    let (s, epfd) = set_for_tests();
+    let b = s.need_bell().unwrap();
+    let mut evs = [event(0); 4];
+    let mut look = || s.look_kernel(evs.as_mut_ptr(), 4);
+    let rings = || {
+        let mut evs = [event(0); 4];
+        s.kernel_wait((evs.as_mut_ptr(), 4), 0, core::ptr::null(), None)
+    };
+    bell::sleep_begin(b);
+    for (listed, again) in [(0, 0), (1, 1)] {
+        s.listed.store(listed, SeqCst);
+        bell::ring(b);
+        assert_eq!(look(), Ok(0), "the bell is nobody's event");
+        assert_eq!(rings(), Ok(again), "events for who sleeps, with {listed} items that may be ready");
+    }
+    bell::sleep_end(b);
+    bell::ring(b);
+    look().unwrap();
+    assert_eq!(rings(), Ok(0), "nobody sleeps");
+    s.listed.store(0, SeqCst);
+    end((s, epfd));
+}
+
+/// What a thread has from the kernel may come here late, when the item was armed again for something else.
+#[test]
+fn a_one_shot_that_is_armed_for_something_else_fires_again() {
+    const OUT: u32 = libc::EPOLLOUT as u32;
+    for managed in [false, true] {
+        let (s, epfd) = set_for_tests();
+        let conn = crate::arena::alloc().unwrap();
+        // It became managed, if it did, after that.
+        let item = Item::new(conn, &epoll_event { events: OUT | ONESHOT, u64: 77 }, false);
+        let c = s.begin_change();
+        // SAFETY: nobody else knows the set.
+        let inner = unsafe { &mut *s.inner.get() };
+        inner.items.change(&c).insert(Key::new(7, conn), Item { managed, ..item });
+        drop(c);
+        let told = |events| s.is_told(epoll_event { events, u64: 77 });
+        assert!(!told(IN), "of the time before");
+        assert!(!told(OUT), "what it is armed for");
+        assert!(!told(IN), "of the time before, very late");
+        assert!(told(OUT), "it has fired");
+        assert!(told(libc::EPOLLHUP as u32));
+        crate::arena::free(conn);
+        end((s, epfd));
+    }
+}
