@@ -377,9 +377,23 @@ impl Bg {
         let made = desk::run(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }).ok()? as c_int;
         let epfd = fdhigh::not_for_children(desk::share(made).ok()?);
         let desk_epfd = if desk::is_open() { made } else { epfd };
+        let mut bg = Bg::with(epfd, desk_epfd);
+        let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
+        bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
+        bell::provide();
+        bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
+        EPFD.store(epfd, Release);
+        if let Some(fd) = visit::own_bell() {
+            watch_visitors(fd);
+        }
+        Some(bg)
+    }
+
+    /// One that nobody knows of yet.
+    fn with(epfd: c_int, desk_epfd: c_int) -> Bg {
         let mut process = [0; 16];
         crate::process::random(&mut process);
-        let mut bg = Bg {
+        Bg {
             epfd,
             desk_epfd,
             process,
@@ -409,16 +423,7 @@ impl Bg {
             held_links: Vec::new(),
             home: -1,
             guests: HashMap::new(),
-        };
-        let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
-        bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
-        bell::provide();
-        bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
-        EPFD.store(epfd, Release);
-        if let Some(fd) = visit::own_bell() {
-            watch_visitors(fd);
         }
-        Some(bg)
     }
 
     fn watch(&self, fd: c_int, token: u64, events: c_int) {

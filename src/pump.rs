@@ -408,6 +408,18 @@ fn may_drain(b: &mut Both) -> bool {
     conn.peer().is_some() && (begun || b.sw().tx() == TxPath::Ring)
 }
 
+/// Whether the peer's TCP stream has ended, and no mark is in it: the peer has closed, or was killed, before it could begin
+/// one. What the program has not read yet is in the kernel's socket, whoever gets that.
+fn no_mark_comes(b: &mut Both, fd: i32) -> bool {
+    let conn = b.rx.conn();
+    // Looked at before what the peer says, which is said before the first byte of a mark is written. (By another host it may
+    // come later.)
+    let over = b.sw().tx() == TxPath::Tcp
+        && conn.remote_pid.load(Relaxed) == 0
+        && sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    over && conn.peer().is_none_or(|p| p.flags.load(SeqCst) & MARK_BEGUN == 0)
+}
+
 fn replay(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let mut moved = false;
@@ -492,6 +504,10 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             }
             true
         }
+        RxPath::Armed if conn.is_hurried() && no_mark_comes(b, fd) => {
+            b.sw().disarm();
+            true
+        }
         RxPath::Armed if may_drain(b) => {
             b.sw().drain();
             b.rx.ring().only_kept = true;
@@ -524,6 +540,16 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             _ => false,
         },
         _ => false,
+    }
+}
+
+/// Of a connection that has ended: takes all that has come before the peer's mark, and the mark, out of the TCP stream.
+pub fn drain_all(b: &mut Both, fd: i32) {
+    b.sw().drain();
+    b.rx.ring().only_kept = true;
+    drain(&mut b.rx);
+    if front(&mut b.rx) == Front::Mark {
+        take_mark(b, fd);
     }
 }
 

@@ -36,25 +36,16 @@ pub fn settle(b: &mut Both) -> bool {
     if conn.phase() != Phase::Managed || fd < 0 || !conn.has_ended(END_EOF) {
         return false;
     }
-    let waiting = b.rx.ring().waiting() as usize;
+    let by_tcp = matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay);
     let end = match (conn.has_ended(END_RESET), conn.has_ended(END_FAILED)) {
         (true, _) => End::Failed(conn.err.load(Relaxed)),
         (_, true) => End::Told,
-        _ if waiting > 0 => End::Proper,
+        _ if !by_tcp && b.rx.ring().waiting() > 0 => End::Proper,
         _ => return false,
     };
-    let in_tcp =
-        || !matches!(b.rx.path(), RxPath::Ring | RxPath::RingFinal) && sys::ioctl_int(fd, libc::FIONREAD) != Ok(0);
-    if in_tcp() || b.rx.ring().only_kept || !b.rx.ring().kept.is_empty() {
-        return false;
-    }
-    let mut bytes = vec![0u8; waiting];
-    // SAFETY: as many are writable.
-    let got = unsafe { b.rx.ring().peek(core::iter::once((bytes.as_mut_ptr(), waiting))) };
-    if got != Ok(waiting) {
-        return false;
-    }
     let Some(listener) = Listener::new(fd) else { return false };
+    let Some(bytes) = collect(b, fd) else { return false };
+    let n = bytes.len();
     // What was sent to an end that is gone was answered; or the program has shut its own direction.
     let hung_up = conn.kernel_hangup() != 0 || conn.has_ended(END_HUP | END_WRSHUT);
     pump::disconnect(conn);
@@ -68,13 +59,39 @@ pub fn settle(b: &mut Both) -> bool {
     }
     log(
         Level::Debug,
-        format_args!("a connection whose peer is gone is the kernel's, with {waiting} bytes of its ring"),
+        format_args!("a connection whose peer is gone is the kernel's, with {n} bytes that nobody has read"),
     );
     conn.err.store(0, Release);
     conn.lost.store(0, Release);
     conn.end.fetch_and(!END_RESET, AcqRel);
     *b.sw() = Switch::new();
     true
+}
+
+/// All that the program has not read, wherever it is. What it takes out of the kernel's socket is lost with `None`, which is
+/// for a peer that lies.
+fn collect(b: &mut Both, fd: c_int) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match b.rx.path() {
+        RxPath::Armed | RxPath::Draining => pump::drain_all(b, fd),
+        RxPath::Tcp | RxPath::Replay => {
+            bytes = vec![0; sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).max(0) as usize];
+            // SAFETY: as many are writable.
+            let got = unsafe { sys::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+            bytes.truncate(got.unwrap_or(0));
+            b.sw().took_tcp(bytes.len());
+            pump::read_on(b, 0);
+        }
+        _ => {}
+    }
+    if matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) {
+        return Some(bytes);
+    }
+    let (at, more) = (bytes.len(), b.rx.ring().waiting() as usize);
+    bytes.resize(at + more, 0);
+    // SAFETY: as many are writable.
+    let got = unsafe { b.rx.ring().peek(core::iter::once((bytes[at..].as_mut_ptr(), more))) };
+    (got == Ok(more)).then_some(bytes)
 }
 
 /// Where the socket is to connect to: in the clerk's table, so that the program sees no fd come and go.
@@ -217,3 +234,6 @@ impl Listener {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

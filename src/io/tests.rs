@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-pub(super) const NONCE: wire::Nonce = [0x5a; 16];
+pub const NONCE: wire::Nonce = [0x5a; 16];
 
 /// A connection that is armed, and the peer that writes to it.
 pub fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
@@ -26,7 +26,7 @@ pub fn know(fd: c_int, conn: &'static Conn) {
 }
 
 /// Until the kernel tells it.
-pub(super) fn settle(conn: &Conn, events: i16) {
+pub fn settle(conn: &Conn, events: i16) {
     let fd = conn.local().fd.load(Relaxed);
     for _ in 0..5000 {
         if sys::poll_now(fd, events) & events == events {
@@ -38,7 +38,7 @@ pub(super) fn settle(conn: &Conn, events: i16) {
 }
 
 /// The peer writes, and the kernel has it all: what is written on loopback may come later, and two writes apart.
-pub(super) fn arrive(conn: &Conn, theirs: &mut TcpStream, bytes: &[u8]) {
+pub fn arrive(conn: &Conn, theirs: &mut TcpStream, bytes: &[u8]) {
     let fd = conn.local().fd.load(Relaxed);
     let queued = || sys::ioctl_int(fd, libc::FIONREAD).unwrap();
     let wanted = queued() + bytes.len() as c_int;
