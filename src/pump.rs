@@ -87,6 +87,9 @@ fn advance(b: &mut Both) -> bool {
         if b.sw().tx() == TxPath::Tcp {
             b.tx.ring().back.release();
             options::owe_nothing(conn, fd);
+            if matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
+                say_beyond(conn);
+            }
         }
         if conn.has_ended(END_WRSHUT | END_RDSHUT) {
             shut_home(b, fd, coming_home);
@@ -104,6 +107,15 @@ fn advance(b: &mut Both) -> bool {
         }
     }
     changed
+}
+
+/// What is sent by TCP from now on follows what was repeated. Before its first byte.
+pub fn say_beyond(conn: &Conn) {
+    if let Some(own) = conn.own() {
+        if own.flags.load(Relaxed) & (MARK_BEGUN | BEYOND) == MARK_BEGUN {
+            own.flags.fetch_or(BEYOND, SeqCst);
+        }
+    }
 }
 
 /// Whether frames of a return may be sent, which is announced before the first. A peer that has closed, or ends, reads
@@ -606,9 +618,10 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let errno = if errno == 0 { conn.find_lost().unwrap_or(0) } else { errno };
     let (spoke, resumed_empty) = (b.sw().has_sent_frames(), b.sw().resumed_empty());
     let verdict = b.sw().end(false);
-    let (mut aborted, mut closed, mut after_fin) = (false, false, false);
+    let (mut aborted, mut closed, mut after_fin, mut beyond) = (false, false, false, false);
     if let Some(p) = conn.peer() {
-        let f = p.flags.load(Acquire);
+        let f = p.flags.load(SeqCst);
+        beyond = f & BEYOND != 0;
         after_fin = f & FIN != 0;
         aborted = f & ABORT != 0;
         closed = f & CLOSED != 0;
@@ -626,7 +639,8 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     }
     // Whoever still reads its ring, as the peer did, has not got to our `Resume`, nor to anything behind it.
     let sent_since = conn.own().is_none_or(|o| conn.tx_tcp() != o.mark_at.load(Relaxed));
-    let frames_alone = if on_ring { spoke } else { resumed_empty && !sent_since };
+    // And a reset of plain TCP may have cost what the peer's program had sent last.
+    let frames_alone = !beyond && if on_ring { spoke } else { resumed_empty && !sent_since };
     let error = match verdict {
         End::Reset => libc::ECONNRESET,
         // The mark is lost, and with it the place of what the peer has written into its ring.

@@ -114,6 +114,9 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         }
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
+        if path == TxPath::Tcp {
+            pump::say_beyond(conn);
+        }
         // To a peer that is gone, too: the kernel knows what to say.
         let r = kernel_msg(
             libc::SYS_sendmsg,

@@ -1,12 +1,14 @@
 use super::*;
 use crate::conn::Conn;
-use crate::io::tests::{armed, arrive, settle as until, NONCE};
-use crate::layout::{Slot, CLOSED, MARK_BEGUN};
+use crate::io::tests::{armed, arrive, know, settle as until, NONCE};
+use crate::layout::{Slot, BEYOND, CLOSED, MARK_BEGUN};
+use crate::ops::Outcome;
 use crate::ring::{RxRing, TxRing};
 use crate::side::Side;
-use crate::wire;
+use crate::wire::{self, Frame};
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 
 const BEFORE: &[u8] = b"before the mark ";
 const IN_RING: &[u8] = b"and in the ring";
@@ -17,6 +19,7 @@ struct Half {
     ours: TcpStream,
     theirs: TcpStream,
     slot: &'static Slot,
+    own: &'static Slot,
     side: Side,
 }
 
@@ -37,7 +40,7 @@ impl Half {
         slot.mark_at.store(BEFORE.len() as u64, SeqCst);
         slot.flags.store(MARK_BEGUN, SeqCst);
         ring.show();
-        Half { conn, ours, theirs, slot, side }
+        Half { conn, ours, theirs, slot, own, side }
     }
 
     fn run(&self) {
@@ -57,7 +60,7 @@ impl Half {
         }
         self.slot.flags.fetch_or(CLOSED, SeqCst);
         // SAFETY: an fd of this test's.
-        let _ = unsafe { sys!(libc::SYS_shutdown, std::os::fd::AsRawFd::as_raw_fd(&self.theirs), libc::SHUT_WR) };
+        let _ = unsafe { sys!(libc::SYS_shutdown, self.theirs.as_raw_fd(), libc::SHUT_WR) };
         until(self.conn, libc::POLLRDHUP);
         self.run();
     }
@@ -160,4 +163,44 @@ fn who_hurries_waits_for_no_mark_of_a_stream_that_has_ended() {
     h.conn.hurry.store(true, SeqCst);
     h.ends(true);
     assert_eq!(h.rest(), (all(), None));
+}
+
+/// What the peer repeats does not all come, because of a reset. It is still in its ring; what its program has sent behind it,
+/// if it can have sent anything, is lost, and nobody may take that for all.
+#[test]
+fn a_reset_in_the_middle_of_a_replay_is_the_end_only_of_what_was_all() {
+    for beyond in [false, true] {
+        let mut h = Half::new();
+        know(h.ours.as_raw_fd(), h.conn);
+        h.conn.confirmed.store(true, SeqCst);
+        h.conn.hurry.store(true, SeqCst);
+        arrive(h.conn, &mut h.theirs, &wire::mark(&NONCE));
+        h.conn.lock_both().sw().leave();
+        h.run();
+        assert_eq!(h.path(), RxPath::Returning);
+        let until_end = IN_RING.len() as u64;
+        let frames = [Frame::Return { consumed: 0 }.encode(), Frame::Resume { from: 0, until: until_end }.encode()];
+        arrive(h.conn, &mut h.theirs, &frames.concat());
+        h.run();
+        assert_eq!(h.path(), RxPath::Replay);
+        assert_eq!(h.own.flags.load(SeqCst) & BEYOND, BEYOND, "ours is home");
+        arrive(h.conn, &mut h.theirs, &BEFORE[..7]);
+        h.slot.flags.fetch_or(if beyond { BEYOND } else { 0 }, SeqCst);
+        crate::fds::reset_at_close(h.theirs.as_raw_fd());
+        h.theirs = h.ours.try_clone().unwrap();
+        until(h.conn, libc::POLLERR | libc::POLLHUP);
+        let mut got = Vec::new();
+        let last = loop {
+            let mut buf = [0u8; 10];
+            let one = crate::io::one(buf.as_mut_ptr().cast(), buf.len());
+            // SAFETY: a buffer that lives as long as the call.
+            match unsafe { crate::io::recv(h.ours.as_raw_fd(), &one, core::ptr::null_mut(), 0) } {
+                Outcome::Done(n @ 1..) => got.extend_from_slice(&buf[..n as usize]),
+                last => break last,
+            }
+        };
+        assert_eq!(String::from_utf8(got).unwrap(), all());
+        assert_eq!(last, if beyond { Outcome::Fail(libc::ECONNRESET) } else { Outcome::Done(0) });
+        crate::table::take(h.ours.as_raw_fd());
+    }
 }
