@@ -258,7 +258,8 @@ fn start_mark(b: &mut Both) -> bool {
 /// The peer's own mark must not wait until ours has found room behind what its program does not read (`Bg::confirm`).
 fn tell_of_mark(b: &mut Both, fd: i32) {
     let conn = b.tx.conn();
-    let waits = || sys::ioctl_int(fd, SIOCOUTQNSD).is_ok_and(|n| n > 0);
+    // Also what was sent may have found no room there.
+    let waits = || sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n > 0);
     if !conn.connector.load(Relaxed) && (!b.sw().pending().is_empty() || waits()) {
         conn.hint_peer();
     }
@@ -700,6 +701,50 @@ pub fn read_on(b: &mut Both, errno: i32) -> bool {
     ended(b, errno);
     conn.publish_paths(b.sw());
     conn.notify();
+    true
+}
+
+/// A replay cannot come to its end, because who repeated was killed, and the kernel's socket is about to serve the program:
+/// what has come of it, and what is still where it was, is put together. Whether that was so.
+pub fn rescue(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    let fd = conn.local().fd.load(Relaxed);
+    let cut_off = b.sw().rx() == RxPath::Replay
+        && conn.remote().is_none()
+        && conn.is_mapped()
+        && b.rx.ring().is_attached()
+        && sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    let there = || sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).max(0) as usize;
+    if !cut_off || there() as u64 >= b.sw().replay_missing() {
+        return false;
+    }
+    // SAFETY: links are never freed.
+    let side = unsafe { conn.link.load(Acquire).as_ref() }.map(|l| &l.side);
+    let mut came = Kept::NONE;
+    let end = loop {
+        let n = there().max(1);
+        let Some(to) = came.room(n, side) else { return false };
+        // SAFETY: `room` has given so much.
+        match unsafe { sys::recv(fd, to.cast(), n, QUIET) } {
+            Ok(0) => break 0,
+            Ok(n) => {
+                came.added(n);
+                b.sw().took_tcp(n);
+            }
+            Err(libc::EINTR) => {}
+            Err(e) => break e,
+        }
+    };
+    read_on(b, end);
+    let rest = &mut b.rx.ring().kept;
+    let n = rest.len();
+    if let Some(to) = came.room(n, side) {
+        // SAFETY: `room` has given so much, in memory of its own.
+        unsafe { core::ptr::copy_nonoverlapping(rest.bytes().as_ptr(), to, n) };
+        came.added(n);
+    }
+    rest.release();
+    *rest = came;
     true
 }
 

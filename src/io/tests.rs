@@ -217,6 +217,30 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
     conn.set_phase(Phase::Closed);
 }
 
+/// The peer has said that it resets the connection, which its kernel does a moment later: what is told of that now holds.
+#[test]
+fn who_was_told_of_a_reset_sends_nothing() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    arrive(conn, &mut theirs, b"not read");
+    slot.flags.store(CLOSED | ABORT, SeqCst);
+    assert_ne!(conn.readiness(0) & libc::EPOLLHUP as u32, 0);
+    let iov = one(c"x".as_ptr().cast(), 1);
+    let send = || match put(fd, conn, Bufs::new(&iov), libc::MSG_NOSIGNAL) {
+        Put::Error(e) => e,
+        _ => 0,
+    };
+    assert_eq!([send(), send()], [libc::ECONNRESET, libc::EPIPE]);
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR | libc::POLLHUP);
+    assert_eq!([send(), send()], [libc::EPIPE; 2], "once is enough");
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
 /// What the kernel is about to read or send is never a mark or a frame.
 #[test]
 fn what_cannot_return_is_reset() {

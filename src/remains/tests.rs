@@ -67,7 +67,7 @@ impl Half {
 
     /// What somebody gets who has nothing but the kernel's socket, and how that ends.
     fn rest(mut self) -> (String, Option<ErrorKind>) {
-        assert!(settle(&mut self.conn.lock_both()), "nothing was left");
+        assert!(settle(&mut self.conn.lock_both(), &mut Vec::new()), "nothing was left");
         assert!(self.conn.lock_both().sw().is_plain());
         self.ours.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
         let mut got = Vec::new();
