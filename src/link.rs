@@ -579,6 +579,7 @@ pub fn reset_after_fork() {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::conn::Phase;
     use crate::sync::futex_wait;
 
     fn copy(fd: c_int) -> c_int {

@@ -510,10 +510,12 @@ fn less_than_low_water(cx: &mut Cx, polls: bool) -> Res {
     prng::fill(2, 0, &mut theirs);
     let sender = std::thread::spawn(move || sys::write_all(peer, &theirs));
     let (mut moved, mut before) = (0, (0, 0));
-    let began = Instant::now();
+    let (began, mut rounds, mut longest) = (Instant::now(), 0, Duration::ZERO);
     for i in 0.. {
+        let round = Instant::now();
         sys::write_all(fd, &[7; 16])?;
         sys::read_exact(peer, &mut [0; 16])?;
+        (rounds, longest) = (i, longest.max(round.elapsed()));
         let now = sys::tcp_bytes(fd)?;
         moved = if now == before { moved + 1 } else { 0 };
         before = now;
@@ -526,7 +528,7 @@ fn less_than_low_water(cx: &mut Cx, polls: bool) -> Res {
             util::pause_ms(2);
         }
     }
-    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP");
+    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP for {rounds} rounds, the longest of {longest:?}");
     let (mut got, mut there) = (0, 0);
     let mut b = vec![0; ALL];
     while got < ALL / 2 {
