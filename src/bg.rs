@@ -361,6 +361,8 @@ struct Bg {
     grown: Vec<idle::Grown>,
     /// Links whose memory may not be needed.
     held_links: Vec<unused::Held>,
+    /// What peers that are gone have left, where a socket had no room for all of it.
+    rests: Vec<remains::Rest>,
     /// Where they come, or -1.
     home: c_int,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
@@ -377,9 +379,23 @@ impl Bg {
         let made = desk::run(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }).ok()? as c_int;
         let epfd = fdhigh::not_for_children(desk::share(made).ok()?);
         let desk_epfd = if desk::is_open() { made } else { epfd };
+        let mut bg = Bg::with(epfd, desk_epfd);
+        let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
+        bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
+        bell::provide();
+        bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
+        EPFD.store(epfd, Release);
+        if let Some(fd) = visit::own_bell() {
+            watch_visitors(fd);
+        }
+        Some(bg)
+    }
+
+    /// One that nobody knows of yet.
+    fn with(epfd: c_int, desk_epfd: c_int) -> Bg {
         let mut process = [0; 16];
         crate::process::random(&mut process);
-        let mut bg = Bg {
+        Bg {
             epfd,
             desk_epfd,
             process,
@@ -407,18 +423,10 @@ impl Bg {
             corked: Vec::new(),
             grown: Vec::new(),
             held_links: Vec::new(),
+            rests: Vec::new(),
             home: -1,
             guests: HashMap::new(),
-        };
-        let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
-        bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
-        bell::provide();
-        bg.watch(bell::fd(0), token::BELL, libc::EPOLLIN | libc::EPOLLET);
-        EPFD.store(epfd, Release);
-        if let Some(fd) = visit::own_bell() {
-            watch_visitors(fd);
         }
-        Some(bg)
     }
 
     fn watch(&self, fd: c_int, token: u64, events: c_int) {
@@ -505,6 +513,7 @@ impl Bg {
         for (_, _, t) in &self.later {
             at = at.min(*t);
         }
+        at = self.rests.iter().fold(at, |at, r| at.min(r.due()));
         at = at.min(self.rdma.due()).min(self.census.due());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
@@ -576,7 +585,8 @@ impl Bg {
         self.stay(conn);
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
-        if conn.bequeathed.load(SeqCst) && conn.has_ended(END_EOF) && !remains::settle(&mut conn.lock_both()) {
+        let settled = |bg: &mut Bg| remains::settle(&mut conn.lock_both(), &mut bg.rests);
+        if conn.bequeathed.load(SeqCst) && conn.has_ended(END_EOF) && !settled(self) {
             // Whoever waits for that waits no longer.
             conn.bequeathed.store(false, SeqCst);
         }
@@ -612,14 +622,14 @@ impl Bg {
         }
     }
 
-    /// A connection whose stream has ended cannot return. If nothing is left in its ring there is no need to.
+    /// A connection whose stream has ended cannot return. What is left of it goes into the kernel's socket.
     fn leave_ended(&mut self, conn: &'static Conn) {
         if conn.phase() != Phase::Managed || !conn.has_ended(END_EOF) {
             return;
         }
         {
             let mut b = conn.lock_both();
-            if b.rx.ring().waiting() > 0 {
+            if b.rx.ring().waiting() > 0 && !remains::settle(&mut b, &mut self.rests) {
                 return;
             }
             if conn.has_ended(END_RESET) {
@@ -642,7 +652,7 @@ impl Bg {
             let late = !shared && (fds::unread(&mut b) || b.is_sent_late());
             let abort = if late { fds::refuse_late(&mut b, conn.local().fd.load(Relaxed)) } else { 0 };
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
-            let home = visit::is_home(&mut b);
+            let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
             if !done && !conn.has_ended(END_EOF) {
                 // What was accepted has not arrived yet, and nothing says so when it has.
@@ -698,6 +708,7 @@ impl Bg {
         for (c, gen, _) in self.restless.extract_if(.., |(_, _, at)| *at <= now).collect::<Vec<_>>() {
             self.unsettle(c, gen);
         }
+        self.rests.retain_mut(|r| r.due() > now || !r.go_on(now));
         self.question_suspects(now);
         for c in self.unseen.found_late(now) {
             self.return_unseen(c);

@@ -61,7 +61,7 @@ pub struct Slot {
     /// Bytes of the ring that the peer may see, ever.
     pub produced: AtomicU64,
     /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`],
-    /// [`REFUSED`].
+    /// [`REFUSED`], [`BEYOND`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
@@ -115,6 +115,8 @@ pub const BYE: u32 = 256;
 /// Bytes have come to the owner after its program had shut both directions. Only by RDMA: on one host the sender sees that
 /// in time.
 pub const REFUSED: u32 = 512;
+/// All of the owner's ring was repeated by TCP, and its program may have sent more since, which is nowhere else.
+pub const BEYOND: u32 = 1024;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

@@ -417,19 +417,13 @@ impl Link {
                 for c in self.conns.iter() {
                     // SAFETY: connections are never freed.
                     if let Some(c) = unsafe { c.load(Acquire).as_ref() } {
-                        c.notify();
-                        if c.is_hurried() || c.lingering.load(SeqCst) {
-                            c.ask(ask::PUMP);
-                        }
+                        hear(c);
                     }
                 }
             }
             for b in &batch[..n as usize] {
                 if let Some(c) = self.conn(*b) {
-                    c.notify();
-                    if c.is_hurried() || c.lingering.load(SeqCst) {
-                        c.ask(ask::PUMP);
-                    }
+                    hear(c);
                 }
             }
         }
@@ -459,6 +453,16 @@ impl Link {
             }
         }
         true
+    }
+}
+
+/// There is news of a connection: for whoever waits for it, and for the background thread, where it may not wait until
+/// somebody does. A peer that has begun its mark, which cannot come, says so once, to a program that may only send.
+fn hear(c: &Conn) {
+    c.notify();
+    let unconfirmed = c.connector.load(Relaxed) && !c.confirmed.load(SeqCst) && c.is_ours();
+    if c.is_hurried() || c.lingering.load(SeqCst) || unconfirmed {
+        c.ask(ask::PUMP);
     }
 }
 
@@ -582,6 +586,7 @@ pub fn reset_after_fork() {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::conn::Phase;
     use crate::sync::futex_wait;
 
     fn copy(fd: c_int) -> c_int {
@@ -651,5 +656,24 @@ pub(crate) mod tests {
         let (sealed, _) = shm::create_owned(b"test\0", size_of::<Wakes>()).unwrap();
         let fds = [side.fd, bell::page_fd().unwrap(), bell::fd(0), sealed].map(copy);
         assert!(Link::new([3; 16], true, -1, Side::new().unwrap(), fds).is_err());
+    }
+
+    /// Nobody may wait for a connection on which the program only sends.
+    #[test]
+    fn a_mark_that_cannot_come_is_heard_of() {
+        let [a, b] = pair();
+        let unused = Slot::default();
+        for (connector, confirmed) in [(true, false), (true, true), (false, false)] {
+            let (conn, _ours, _theirs) = crate::io::tests::armed(&unused);
+            conn.connector.store(connector, SeqCst);
+            conn.confirmed.store(confirmed, SeqCst);
+            b.set_conn(7, conn);
+            a.hint_peer(0, 7);
+            b.drain(0);
+            let asked = conn.local().asked.load(SeqCst) & ask::PUMP != 0;
+            assert_eq!(asked, connector && !confirmed, "connector {connector}, confirmed {confirmed}");
+            b.set_conn(7, core::ptr::null());
+            conn.set_phase(Phase::Closed);
+        }
     }
 }

@@ -7,7 +7,8 @@ use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
 use crate::{
-    arena, bell, bg, config, desk, early, epoll, fdhigh, holders, link, provider, pump, report, shm, table, visit,
+    arena, bell, bg, config, desk, early, epoll, fdhigh, holders, link, provider, pump, remains, report, shm, table,
+    visit,
 };
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
@@ -167,6 +168,7 @@ pub fn exiting() {
     bring_shared_home(now_ns() + 2_000_000_000, |_| true);
     finish_returns(now_ns() + 2_000_000_000, |_| true);
     say_goodbye();
+    remains::await_all(now_ns() + 2_000_000_000);
     each_held(|c| read_kernel_counts(c, c.local().fd.load(Relaxed)));
     write_report();
     // The kernel closes what is open; others who hold the same connections are to know.
@@ -187,6 +189,7 @@ fn bring_shared_home(until: i64, which: impl Fn(&Conn) -> bool) {
         each_held(|c| {
             if mine(c) && !c.holders.is_only(holder_id()) {
                 await_home(c, until);
+                hand_over(c, until);
             }
         });
     }
@@ -372,6 +375,7 @@ pub fn fork_child() {
     epoll::reset_after_fork();
     early::reset_after_fork();
     bell::reset_after_fork();
+    remains::reset_after_fork();
     arena::reset_after_fork();
     let token = TOKEN.with(|t| t.replace(0));
     each_held(|c| {
@@ -406,8 +410,9 @@ pub fn each_held(mut f: impl FnMut(&'static Conn)) {
     }
 }
 
-/// How long a return is waited for, if otherwise the connection must be reset.
-const PATIENCE_NS: i64 = 5_000_000_000;
+/// How long a return is waited for, if otherwise the connection must be reset. A peer that is stopped, or does not read, may
+/// go on after some time; and whoever waits here would, in the kernel, wait with what it sends.
+const PATIENCE_NS: i64 = if cfg!(test) { 1 } else { 30 } * 1_000_000_000;
 
 /// Before exec: connections that survive it, and are not close-on-exec, come back to TCP.
 pub fn exec_prepare() {
@@ -455,6 +460,7 @@ pub fn exec_prepare() {
     bring_shared_home(until, close_on_exec);
     // What the program has closed is kept by an fd of the library's, which exec closes, too.
     finish_returns(until, |c| !c.is_inherited() && (c.lingering.load(Relaxed) || close_on_exec(c)));
+    remains::await_all(until);
     // Those that exec closes have a holder less.
     if first {
         each_held(|c| {
@@ -516,7 +522,7 @@ pub fn spawn_prepare(acts: usize) -> bool {
 fn leave_to_kernel(c: &'static Conn) {
     let mut b = c.lock_both();
     let ours = c.phase() == Phase::Managed || c.phase() == Phase::Away && visit::is_home(&mut b);
-    if ours && b.sw().rx() == crate::switch::RxPath::Replay {
+    if ours && !pump::rescue(&mut b) && b.sw().rx() == crate::switch::RxPath::Replay {
         let n = b.sw().replay_missing() as usize;
         b.sw().took_tcp(n);
         drop(b);
@@ -587,7 +593,8 @@ static NO_RINGS: AtomicBool = AtomicBool::new(false);
 /// Nothing moves to rings any more in this process, and what is there returns.
 pub fn no_more_rings() {
     if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
-        give_up_all((0..=table::highest()).filter_map(table::conn), Why::Feature);
+        // Nobody may look for a rest where the program cannot see it.
+        leave_for_good((0..=table::highest()).filter_map(table::conn), Why::Feature, true);
     }
 }
 
@@ -607,6 +614,11 @@ pub fn give_up(c: &'static Conn, why: Why) {
 
 /// As [`give_up`], with one time limit for all of them.
 pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
+    leave_for_good(all, why, matches!(why, Why::Shared | Why::Forked | Why::Libc));
+}
+
+/// The same. `whole`: what is left of one whose peer is gone goes into the kernel's socket, too.
+fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, whole: bool) {
     let until = now_ns() + PATIENCE_NS;
     all.clone().filter(|c| c.is_inherited()).for_each(visit::press);
     for c in all.clone() {
@@ -638,7 +650,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
         // The background thread makes it the kernel's again.
         if !over {
             await_kernels(c, || true, until);
-        } else if matches!(why, Why::Shared | Why::Forked | Why::Libc) {
+        } else if whole {
             hand_over(c, until);
         }
         {
@@ -651,7 +663,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
         if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
             reset_late(&mut c.lock_both());
         }
-        if c.phase() == Phase::Managed && matches!(why, Why::Shared | Why::Forked | Why::Libc) {
+        if c.phase() == Phase::Managed && whole {
             // Its sender is gone, and who gets it cannot have the rest of the ring.
             let b = &mut c.lock_both();
             if c.phase() == Phase::Managed && (b.rx.ring().waiting() > 0 || c.err.load(Relaxed) == libc::ECONNRESET) {

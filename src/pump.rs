@@ -87,6 +87,9 @@ fn advance(b: &mut Both) -> bool {
         if b.sw().tx() == TxPath::Tcp {
             b.tx.ring().back.release();
             options::owe_nothing(conn, fd);
+            if matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) {
+                say_beyond(conn);
+            }
         }
         if conn.has_ended(END_WRSHUT | END_RDSHUT) {
             shut_home(b, fd, coming_home);
@@ -104,6 +107,15 @@ fn advance(b: &mut Both) -> bool {
         }
     }
     changed
+}
+
+/// What is sent by TCP from now on follows what was repeated. Before its first byte.
+pub fn say_beyond(conn: &Conn) {
+    if let Some(own) = conn.own() {
+        if own.flags.load(Relaxed) & (MARK_BEGUN | BEYOND) == MARK_BEGUN {
+            own.flags.fetch_or(BEYOND, SeqCst);
+        }
+    }
 }
 
 /// Whether frames of a return may be sent, which is announced before the first. A peer that has closed, or ends, reads
@@ -246,7 +258,8 @@ fn start_mark(b: &mut Both) -> bool {
 /// The peer's own mark must not wait until ours has found room behind what its program does not read (`Bg::confirm`).
 fn tell_of_mark(b: &mut Both, fd: i32) {
     let conn = b.tx.conn();
-    let waits = || sys::ioctl_int(fd, SIOCOUTQNSD).is_ok_and(|n| n > 0);
+    // Also what was sent may have found no room there.
+    let waits = || sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n > 0);
     if !conn.connector.load(Relaxed) && (!b.sw().pending().is_empty() || waits()) {
         conn.hint_peer();
     }
@@ -408,6 +421,18 @@ fn may_drain(b: &mut Both) -> bool {
     conn.peer().is_some() && (begun || b.sw().tx() == TxPath::Ring)
 }
 
+/// Whether the peer's TCP stream has ended, and no mark is in it: the peer has closed, or was killed, before it could begin
+/// one. What the program has not read yet is in the kernel's socket, whoever gets that.
+fn no_mark_comes(b: &mut Both, fd: i32) -> bool {
+    let conn = b.rx.conn();
+    // Looked at before what the peer says, which is said before the first byte of a mark is written. (By another host it may
+    // come later.)
+    let over = b.sw().tx() == TxPath::Tcp
+        && conn.remote_pid.load(Relaxed) == 0
+        && sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    over && conn.peer().is_none_or(|p| p.flags.load(SeqCst) & MARK_BEGUN == 0)
+}
+
 fn replay(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let mut moved = false;
@@ -492,6 +517,10 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             }
             true
         }
+        RxPath::Armed if conn.is_hurried() && no_mark_comes(b, fd) => {
+            b.sw().disarm();
+            true
+        }
         RxPath::Armed if may_drain(b) => {
             b.sw().drain();
             b.rx.ring().only_kept = true;
@@ -524,6 +553,16 @@ fn receive(b: &mut Both, fd: i32) -> bool {
             _ => false,
         },
         _ => false,
+    }
+}
+
+/// Of a connection that has ended: takes all that has come before the peer's mark, and the mark, out of the TCP stream.
+pub fn drain_all(b: &mut Both, fd: i32) {
+    b.sw().drain();
+    b.rx.ring().only_kept = true;
+    drain(&mut b.rx);
+    if front(&mut b.rx) == Front::Mark {
+        take_mark(b, fd);
     }
 }
 
@@ -580,9 +619,10 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let errno = if errno == 0 { conn.find_lost().unwrap_or(0) } else { errno };
     let (spoke, resumed_empty) = (b.sw().has_sent_frames(), b.sw().resumed_empty());
     let verdict = b.sw().end(false);
-    let (mut aborted, mut closed, mut after_fin) = (false, false, false);
+    let (mut aborted, mut closed, mut after_fin, mut beyond) = (false, false, false, false);
     if let Some(p) = conn.peer() {
-        let f = p.flags.load(Acquire);
+        let f = p.flags.load(SeqCst);
+        beyond = f & BEYOND != 0;
         after_fin = f & FIN != 0;
         aborted = f & ABORT != 0;
         closed = f & CLOSED != 0;
@@ -600,7 +640,8 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     }
     // Whoever still reads its ring, as the peer did, has not got to our `Resume`, nor to anything behind it.
     let sent_since = conn.own().is_none_or(|o| conn.tx_tcp() != o.mark_at.load(Relaxed));
-    let frames_alone = if on_ring { spoke } else { resumed_empty && !sent_since };
+    // And a reset of plain TCP may have cost what the peer's program had sent last.
+    let frames_alone = !beyond && if on_ring { spoke } else { resumed_empty && !sent_since };
     let error = match verdict {
         End::Reset => libc::ECONNRESET,
         // The mark is lost, and with it the place of what the peer has written into its ring.
@@ -660,6 +701,50 @@ pub fn read_on(b: &mut Both, errno: i32) -> bool {
     ended(b, errno);
     conn.publish_paths(b.sw());
     conn.notify();
+    true
+}
+
+/// A replay cannot come to its end, because who repeated was killed, and the kernel's socket is about to serve the program:
+/// what has come of it, and what is still where it was, is put together. Whether that was so.
+pub fn rescue(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    let fd = conn.local().fd.load(Relaxed);
+    let cut_off = b.sw().rx() == RxPath::Replay
+        && conn.remote().is_none()
+        && conn.is_mapped()
+        && b.rx.ring().is_attached()
+        && sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    let there = || sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).max(0) as usize;
+    if !cut_off || there() as u64 >= b.sw().replay_missing() {
+        return false;
+    }
+    // SAFETY: links are never freed.
+    let side = unsafe { conn.link.load(Acquire).as_ref() }.map(|l| &l.side);
+    let mut came = Kept::NONE;
+    let end = loop {
+        let n = there().max(1);
+        let Some(to) = came.room(n, side) else { return false };
+        // SAFETY: `room` has given so much.
+        match unsafe { sys::recv(fd, to.cast(), n, QUIET) } {
+            Ok(0) => break 0,
+            Ok(n) => {
+                came.added(n);
+                b.sw().took_tcp(n);
+            }
+            Err(libc::EINTR) => {}
+            Err(e) => break e,
+        }
+    };
+    read_on(b, end);
+    let rest = &mut b.rx.ring().kept;
+    let n = rest.len();
+    if let Some(to) = came.room(n, side) {
+        // SAFETY: `room` has given so much, in memory of its own.
+        unsafe { core::ptr::copy_nonoverlapping(rest.bytes().as_ptr(), to, n) };
+        came.added(n);
+    }
+    rest.release();
+    *rest = came;
     true
 }
 

@@ -8,9 +8,10 @@
 use crate::conn::{Both, Phase, END_EOF, END_FAILED, END_HUP, END_RESET, END_WRSHUT};
 use crate::log::{log, Level};
 use crate::switch::{RxPath, Switch};
+use crate::sync::{now_ns, timespec_of};
 use crate::sys::{self, sys, SysResult};
 use crate::{desk, poll, pump};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use libc::{c_int, sockaddr_in, sockaddr_in6, socklen_t};
 
 /// How long each step of it may take, all within this host.
@@ -29,37 +30,33 @@ enum End {
 }
 
 /// Puts it into the kernel's socket, so that the connection can become the kernel's. False: it is as it was, or there is
-/// nothing of it. Only for the background thread.
-pub fn settle(b: &mut Both) -> bool {
+/// nothing of it. What the socket has no room for goes to `rests`. Only for the background thread.
+pub fn settle(b: &mut Both, rests: &mut Vec<Rest>) -> bool {
     let conn = b.rx.conn();
     let fd = conn.local().fd.load(Relaxed);
     if conn.phase() != Phase::Managed || fd < 0 || !conn.has_ended(END_EOF) {
         return false;
     }
-    let waiting = b.rx.ring().waiting() as usize;
+    let by_tcp = matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay);
     let end = match (conn.has_ended(END_RESET), conn.has_ended(END_FAILED)) {
         (true, _) => End::Failed(conn.err.load(Relaxed)),
         (_, true) => End::Told,
-        _ if waiting > 0 => End::Proper,
+        _ if !by_tcp && b.rx.ring().waiting() > 0 => End::Proper,
         _ => return false,
     };
-    let in_tcp =
-        || !matches!(b.rx.path(), RxPath::Ring | RxPath::RingFinal) && sys::ioctl_int(fd, libc::FIONREAD) != Ok(0);
-    if in_tcp() || b.rx.ring().only_kept || !b.rx.ring().kept.is_empty() {
-        return false;
-    }
-    let mut bytes = vec![0u8; waiting];
-    // SAFETY: as many are writable.
-    let got = unsafe { b.rx.ring().peek(core::iter::once((bytes.as_mut_ptr(), waiting))) };
-    if got != Ok(waiting) {
-        return false;
-    }
     let Some(listener) = Listener::new(fd) else { return false };
+    let Some(bytes) = collect(b, fd) else { return false };
+    let n = bytes.len();
     // What was sent to an end that is gone was answered; or the program has shut its own direction.
     let hung_up = conn.kernel_hangup() != 0 || conn.has_ended(END_HUP | END_WRSHUT);
     pump::disconnect(conn);
     // From here on there is no way back; what goes wrong looks like a reset.
-    let _ = listener.connect(fd).map(|()| listener.play(fd, &bytes, end));
+    let played = listener.connect(fd).ok().and_then(|()| listener.play(fd, bytes, end));
+    if let Some(rest) = played.flatten() {
+        // The kernel is going to know.
+        conn.end.fetch_and(!END_FAILED, AcqRel);
+        rests.push(rest);
+    }
     if end == End::Told {
         let _ = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
     } else if end == End::Proper && hung_up {
@@ -68,13 +65,131 @@ pub fn settle(b: &mut Both) -> bool {
     }
     log(
         Level::Debug,
-        format_args!("a connection whose peer is gone is the kernel's, with {waiting} bytes of its ring"),
+        format_args!("a connection whose peer is gone is the kernel's, with {n} bytes that nobody has read"),
     );
     conn.err.store(0, Release);
     conn.lost.store(0, Release);
     conn.end.fetch_and(!END_RESET, AcqRel);
     *b.sw() = Switch::new();
     true
+}
+
+/// All that the program has not read, wherever it is. What it takes out of the kernel's socket is lost with `None`, which is
+/// for a peer that lies.
+fn collect(b: &mut Both, fd: c_int) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match b.rx.path() {
+        RxPath::Armed | RxPath::Draining => pump::drain_all(b, fd),
+        RxPath::Tcp | RxPath::Replay => {
+            bytes = vec![0; sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0).max(0) as usize];
+            // SAFETY: as many are writable.
+            let got = unsafe { sys::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+            bytes.truncate(got.unwrap_or(0));
+            b.sw().took_tcp(bytes.len());
+            pump::read_on(b, 0);
+        }
+        _ => {}
+    }
+    if matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay) {
+        return Some(bytes);
+    }
+    let (at, more) = (bytes.len(), b.rx.ring().waiting() as usize);
+    bytes.resize(at + more, 0);
+    // SAFETY: as many are writable.
+    let got = unsafe { b.rx.ring().peek(core::iter::once((bytes[at..].as_mut_ptr(), more))) };
+    (got == Ok(more)).then_some(bytes)
+}
+
+/// How long the other end of a socket that has no room waits before it looks for some, at first and at most.
+const LEAST_NS: i64 = 1_000_000;
+const MOST_NS: i64 = 64 * LEAST_NS;
+
+/// What the other end of such a socket has still to do. Should it end before, with this process, that is a reset.
+pub struct Rest {
+    /// In the clerk's table.
+    fd: c_int,
+    bytes: Vec<u8>,
+    sent: usize,
+    end: End,
+    at: i64,
+    pause: i64,
+}
+
+/// How many there are.
+static OPEN: AtomicU32 = AtomicU32::new(0);
+
+fn pause() {
+    let ts = timespec_of(LEAST_NS);
+    // SAFETY: `ts` is readable.
+    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+}
+
+/// Before the process ends: what others are to read is waited for, as far as that goes.
+pub fn await_all(until: i64) {
+    while OPEN.load(SeqCst) > 0 && now_ns() < until {
+        pause();
+    }
+}
+
+/// In a forked child: they are the parent's.
+pub fn reset_after_fork() {
+    OPEN.store(0, Relaxed);
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Rest {
+    /// When it is to be looked at again.
+    pub fn due(&self) -> i64 {
+        self.at
+    }
+
+    /// Does what can be done at `now`. Whether that is all.
+    pub fn go_on(&mut self, now: i64) -> bool {
+        let before = self.sent;
+        let over = desk::run(|| {
+            while self.sent < self.bytes.len() {
+                let left = &self.bytes[self.sent..];
+                // SAFETY: it is readable.
+                match unsafe { sys::send(self.fd, left.as_ptr().cast(), left.len(), libc::MSG_NOSIGNAL) } {
+                    Ok(n) => self.sent += n,
+                    Err(libc::EINTR) => {}
+                    Err(libc::EAGAIN) => return false,
+                    // Whoever had the socket has closed it.
+                    Err(_) => break,
+                }
+            }
+            // A reset discards what has not arrived.
+            let on_its_way = || sys::ioctl_int(self.fd, libc::TIOCOUTQ).is_ok_and(|n| n > 0);
+            match self.end {
+                End::Proper if self.sent == self.bytes.len() => set_abort(self.fd, false),
+                End::Proper => {}
+                _ if on_its_way() => return false,
+                End::Failed(libc::EPIPE) => {
+                    // SAFETY: plain numbers.
+                    let _ = unsafe { sys!(libc::SYS_shutdown, self.fd, libc::SHUT_WR) };
+                }
+                _ => {}
+            }
+            sys::close(self.fd);
+            true
+        });
+        self.pause = if self.sent > before { LEAST_NS } else { (2 * self.pause).min(MOST_NS) };
+        self.at = now + self.pause;
+        over
+    }
+}
+
+/// Whether the close of `fd` is a reset. At the desk, or for a socket of it.
+fn set_abort(fd: c_int, on: bool) {
+    let l = libc::linger { l_onoff: on.into(), l_linger: 0 };
+    // SAFETY: the option is readable for its length.
+    let set = || unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &l, size_of_val(&l)) };
+    let _ = desk::run(set);
 }
 
 /// Where the socket is to connect to: in the clerk's table, so that the program sees no fd come and go.
@@ -163,40 +278,25 @@ impl Listener {
         }
     }
 
-    /// The other end: sends `bytes` to `fd`, and ends.
-    fn play(&self, fd: c_int, bytes: &[u8], end: End) -> Option<()> {
+    /// The other end: sends `bytes` to `fd`, and ends. What is left to be done, if that cannot be done at once.
+    fn play(&self, fd: c_int, bytes: Vec<u8>, end: End) -> Option<Option<Rest>> {
         let port = port_of(fd)?;
-        desk::run(|| {
-            let other = self.accept(port)?;
-            let mut sent = 0;
-            while sent < bytes.len() {
-                // SAFETY: the rest is readable.
-                let r =
-                    unsafe { sys::send(other, bytes[sent..].as_ptr().cast(), bytes.len() - sent, libc::MSG_NOSIGNAL) };
-                match r {
-                    Ok(n) => sent += n,
-                    Err(libc::EINTR) => {}
-                    // More than a peer can have had under way: the rest went with it.
-                    Err(_) => break,
-                }
+        let other = desk::run(|| self.accept(port))?;
+        set_abort(other, true);
+        OPEN.fetch_add(1, SeqCst);
+        let mut rest = Rest { fd: other, bytes, sent: 0, end, at: 0, pause: LEAST_NS };
+        // The kernel may say a moment later that all has come.
+        let until = now_ns() + MOST_NS;
+        while !rest.go_on(now_ns()) {
+            if rest.sent < rest.bytes.len() || now_ns() > until {
+                return Some(Some(rest));
             }
-            if end != End::Proper || sent < bytes.len() {
-                if end == End::Failed(libc::EPIPE) {
-                    // SAFETY: plain numbers.
-                    let _ = unsafe { sys!(libc::SYS_shutdown, other, libc::SHUT_WR) };
-                }
-                let abort = libc::linger { l_onoff: 1, l_linger: 0 };
-                let len = size_of_val(&abort);
-                // SAFETY: the option is readable for its length.
-                let _ = unsafe { sys!(libc::SYS_setsockopt, other, libc::SOL_SOCKET, libc::SO_LINGER, &abort, len) };
-            }
-            sys::close(other);
-            Some(())
-        })?;
+            pause();
+        }
         if end != End::Proper {
             let _ = poll::wait_one(fd, libc::POLLHUP, PATIENCE_NS);
         }
-        Some(())
+        Some(None)
     }
 
     /// Whoever has connected from `port`.
@@ -217,3 +317,6 @@ impl Listener {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,11 +144,8 @@ impl Bg {
                 let why = if conn.hurry.load(SeqCst) { Why::Refused } else { Why::HalfClosed };
                 let agreed = !crate::process::is_ending() && why != Why::Refused;
                 if !agreed || !attach_peer(conn, l, m.b, m.nonce) {
-                    if agreed && !conn.unconfirmable.load(SeqCst) {
-                        // Closed meanwhile.
-                        return;
-                    }
-                    // We never write a mark now, so the peer need not look for one, nor may it write its own.
+                    // Closed meanwhile, for one. We never write a mark now, so the peer need not look for one, nor may it
+                    // write its own.
                     self.say(l, Msg { kind: kind::REJECT, a: m.b, b: why as u32, ..Msg::default() });
                     conn.lock_both().sw().disarm();
                     return self.unmanage(conn, why);
@@ -779,5 +776,34 @@ mod tests {
         table::take(ours.as_raw_fd());
         conn.attach(None, 0, core::ptr::null());
         conn.set_phase(Phase::Closed);
+    }
+
+    /// The peer has accepted, and the program has closed, or its stream has ended, just before: the peer is told, or it would
+    /// look for our mark, and keep the slot, for ever.
+    #[test]
+    fn who_accepts_too_late_is_told() {
+        let l: &'static mut Link = Box::leak(Box::new(crate::link::tests::pair().into_iter().next().unwrap()));
+        let mut socks = [-1; 2];
+        // SAFETY: room for two.
+        unsafe { sys!(libc::SYS_socketpair, libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, socks.as_mut_ptr()) }.unwrap();
+        l.sock = socks[0];
+        let l: &'static Link = l;
+        let unused = Slot::default();
+        let (conn, ours, _theirs) = armed(&unused);
+        conn.attach(None, 0, core::ptr::null());
+        let slot = l.side.alloc_slot().unwrap();
+        conn.attach(Some(l), slot, l.side.slot(slot));
+        l.slots.fetch_add(1, SeqCst);
+        l.set_conn(slot, conn);
+        know(ours.as_raw_fd(), conn);
+        conn.lock_both().sw().disarm();
+        let mut bg = Bg::with(-1, -1);
+        let accept = Msg { kind: kind::ACCEPT, a: slot, b: 5, nonce: [7; 16], ..Msg::default() };
+        bg.on_message(l, &accept, &mut [-1; 4]);
+        let answer = link::recv_msg(socks[1], &mut [-1; 4]).unwrap().unwrap();
+        assert_eq!((answer.kind, answer.a), (kind::REJECT, 5));
+        table::take(ours.as_raw_fd());
+        conn.set_phase(Phase::Closed);
+        socks.into_iter().for_each(sys::close_raw);
     }
 }

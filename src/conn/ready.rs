@@ -239,7 +239,7 @@ impl Conn {
     }
 
     /// Whether the peer has reset it, though this end may not have come to that yet.
-    fn is_aborted(&self) -> bool {
+    pub fn is_aborted(&self) -> bool {
         self.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0)
     }
 

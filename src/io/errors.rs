@@ -35,11 +35,15 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
 
 /// The kernel has told a send to a peer that is gone how that ended: what the peer says of it is no news then.
 pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
-    let e = behind_end(conn, e);
-    if matches!(e, libc::EPIPE | libc::ECONNRESET) && conn.peer_closed() {
-        conn.end.fetch_or(END_TOLD, SeqCst);
+    match behind_end(conn, e) {
+        e @ (libc::EPIPE | libc::ECONNRESET) if conn.peer_closed() => {
+            match conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD {
+                0 => e,
+                _ => libc::EPIPE,
+            }
+        }
+        e => e,
     }
-    e
 }
 
 /// An error that the kernel has told the library's own call: a send, or who asks for it, is told before what came before
@@ -61,7 +65,7 @@ fn behind_end(conn: &Conn, e: Errno) -> Errno {
 
 /// The error of a reset that stands behind bytes of TCP that are unread, for who asks for errors alone, and for a send
 /// that must fail anyway.
-fn reset_ahead(conn: &Conn) -> Option<Errno> {
+pub(super) fn reset_ahead(conn: &Conn) -> Option<Errno> {
     if !conn.is_reset_ahead() || conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD != 0 {
         return None;
     }

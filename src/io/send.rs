@@ -114,6 +114,14 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         }
     }
     if path == TxPath::Tcp || conn.has_ended(END_TXDEAD) || conn.peer_closed() {
+        // But it takes what is sent before it has heard of a reset that the peer has told of.
+        if conn.is_aborted() && !conn.has_ended(END_EOF) && conn.kernel_hangup() == 0 {
+            drop(tx);
+            return Put::Error(reset_ahead(conn).unwrap_or(libc::EPIPE));
+        }
+        if path == TxPath::Tcp {
+            pump::say_beyond(conn);
+        }
         // To a peer that is gone, too: the kernel knows what to say.
         let r = kernel_msg(
             libc::SYS_sendmsg,

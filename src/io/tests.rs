@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-pub(super) const NONCE: wire::Nonce = [0x5a; 16];
+pub const NONCE: wire::Nonce = [0x5a; 16];
 
 /// A connection that is armed, and the peer that writes to it.
 pub fn armed(peer_slot: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
@@ -26,7 +26,7 @@ pub fn know(fd: c_int, conn: &'static Conn) {
 }
 
 /// Until the kernel tells it.
-pub(super) fn settle(conn: &Conn, events: i16) {
+pub fn settle(conn: &Conn, events: i16) {
     let fd = conn.local().fd.load(Relaxed);
     for _ in 0..5000 {
         if sys::poll_now(fd, events) & events == events {
@@ -38,7 +38,7 @@ pub(super) fn settle(conn: &Conn, events: i16) {
 }
 
 /// The peer writes, and the kernel has it all: what is written on loopback may come later, and two writes apart.
-pub(super) fn arrive(conn: &Conn, theirs: &mut TcpStream, bytes: &[u8]) {
+pub fn arrive(conn: &Conn, theirs: &mut TcpStream, bytes: &[u8]) {
     let fd = conn.local().fd.load(Relaxed);
     let queued = || sys::ioctl_int(fd, libc::FIONREAD).unwrap();
     let wanted = queued() + bytes.len() as c_int;
@@ -213,6 +213,30 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
         }
     }
     assert!(matches!(last, Some(libc::EPIPE | libc::ECONNRESET)), "{last:?}");
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
+/// The peer has said that it resets the connection, which its kernel does a moment later: what is told of that now holds.
+#[test]
+fn who_was_told_of_a_reset_sends_nothing() {
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    arrive(conn, &mut theirs, b"not read");
+    slot.flags.store(CLOSED | ABORT, SeqCst);
+    assert_ne!(conn.readiness(0) & libc::EPOLLHUP as u32, 0);
+    let iov = one(c"x".as_ptr().cast(), 1);
+    let send = || match put(fd, conn, Bufs::new(&iov), libc::MSG_NOSIGNAL) {
+        Put::Error(e) => e,
+        _ => 0,
+    };
+    assert_eq!([send(), send()], [libc::ECONNRESET, libc::EPIPE]);
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR | libc::POLLHUP);
+    assert_eq!([send(), send()], [libc::EPIPE; 2], "once is enough");
     table::take(fd);
     conn.set_phase(Phase::Closed);
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 pub const CHECKS: &[Check] = &[
     ("seccomp-by-prctl", |cx| confined(cx, by_prctl)),
     ("seccomp-by-syscall", |cx| confined(cx, by_syscall)),
+    ("seccomp-after-the-peer-has-gone", confined_rest),
     ("other-user", other_user),
     ("other-root", other_root),
     ("locked-memory", locked_memory),
@@ -106,6 +107,21 @@ fn confined(cx: &mut Cx, install: fn(&libc::sock_fprog) -> c_long) -> Res {
     cx.warm(200, 10)?;
     cx.tell(Op::Send, 100_000, 0, 0)?;
     cx.recv(100_000)
+}
+
+/// The peer has closed; what it sent is whole.
+fn confined_rest(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    let mut filter = program();
+    let p = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: no pointers.
+    same!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0, "no new privileges");
+    same!(by_prctl(&p), 0, "the filter");
+    cx.recv(5000)?;
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    Ok(())
 }
 
 /// `epoll_wait` as libc has it: `epoll_pwait` where there is no other call.

@@ -1,7 +1,7 @@
 //! A connection that leaves TCP while both programs leave bytes unread, and then goes to somebody who knows nothing of
 //! that.
 
-use super::cx::{untried, Cx, Op, Res};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::images::{read_all, start, How, NUMBER, STATIC};
 use super::partial::until_reset;
 use super::procs::bye;
@@ -28,6 +28,14 @@ pub const CHECKS: &[Check] = &[
     ("unread-pass-a-reset-send", |cx| pass_a_reset(cx, Told::BySend)),
     ("unread-pass-a-reset-error", |cx| pass_a_reset(cx, Told::ByOption)),
     ("unread-pass-a-reset-told", |cx| pass_a_reset(cx, Told::Before)),
+    ("unread-pass-much", |cx| pass_much(cx, false)),
+    ("unread-pass-much-and-a-reset", |cx| pass_much(cx, true)),
+    ("unread-heir", |cx| heir(cx, false, Leaves::Not)),
+    ("unread-heir-early", |cx| heir(cx, true, Leaves::Not)),
+    ("unread-heir-of-who-closes", |cx| heir(cx, false, Leaves::Closes)),
+    ("unread-heir-of-who-closes-early", |cx| heir(cx, true, Leaves::Closes)),
+    ("unread-heir-of-who-ends", |cx| heir(cx, false, Leaves::Ends)),
+    ("unread-heir-of-who-ends-early", |cx| heir(cx, true, Leaves::Ends)),
     ("unread-splice-out", splice_out),
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
@@ -144,6 +152,119 @@ fn pass_the_rest(cx: &mut Cx) -> Res {
     let b = read_all(cx.fd)?;
     same!(b.len(), 5000, "bytes before the end of the stream");
     cx.take(&b)
+}
+
+/// The same, of as much as there is room for in all, which is more than a socket's buffers hold at first. Of what is there when
+/// the peer resets the connection, at least, nothing is lost.
+fn pass_much(cx: &mut Cx, reset: bool) -> Res {
+    let mut sent = 0;
+    for _ in 0..10 {
+        // What has room at once goes; the rest of it the puppet would wait for.
+        cx.tell(Op::Send, 300_000, 0, 0)?;
+        sent += 300_000;
+    }
+    let there = sys::fionread(cx.fd)?;
+    if reset {
+        cx.tell(Op::Linger, 0, 0, 0)?;
+    }
+    cx.tell(Op::Close, 0, 0, 0)?;
+    if reset {
+        until_reset(cx)?;
+    }
+    pass_it(cx)?;
+    util::pause_ms(10);
+    if reset {
+        cx.recv(there)?;
+        let mut rest = vec![0; sent];
+        loop {
+            match sys::recv(cx.fd, &mut rest, 0) {
+                Ok(n @ 1..) => cx.take(&rest[..n])?,
+                end => {
+                    same!(end, Err(ECONNRESET), "recv after the bytes");
+                    return Ok(());
+                }
+            }
+        }
+    }
+    cx.recv(sent)?;
+    same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    Ok(())
+}
+
+/// What who has the connection does before its child reads what is left.
+#[derive(Clone, Copy, PartialEq)]
+enum Leaves {
+    Not,
+    Closes,
+    Ends,
+}
+
+/// The peer has closed; what it sent is whole for a child that was forked before the connection moved, or after that.
+fn heir(cx: &mut Cx, early: bool, leaves: Leaves) -> Res {
+    let (answers, say) = sys::pipe()?;
+    let pid = sys::fork()?;
+    if pid == 0 {
+        sys::end_with_parent();
+        sys::exit(bequeath(cx, early, leaves, say).map_or_else(
+            |Why(w)| {
+                let _ = sys::write(say, w.as_bytes());
+                1
+            },
+            |()| 0,
+        ));
+    }
+    sys::close(say)?;
+    let said = String::from_utf8_lossy(&read_all(answers)?).into_owned();
+    same!(said, "whole", "what the heir says");
+    sys::waitpid(pid)?;
+    Ok(())
+}
+
+fn bequeath(cx: &mut Cx, early: bool, leaves: Leaves, say: i32) -> Res {
+    let (hear, tell) = sys::pipe()?;
+    cx.renew()?;
+    if !early {
+        cx.leave_tcp()?;
+    }
+    let pid = sys::fork()?;
+    if pid == 0 {
+        // Nobody waits for who outlives its parent.
+        // SAFETY: a number.
+        unsafe { libc::alarm(15) };
+        sys::close(tell)?;
+        let said = inherit(cx, hear).map_or_else(|Why(w)| w, |()| "whole".into());
+        let _ = sys::write(say, said.as_bytes());
+        sys::exit(0);
+    }
+    if early {
+        cx.leave_tcp()?;
+    }
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    if leaves == Leaves::Closes {
+        sys::close(cx.fd)?;
+    }
+    sys::write(tell, &cx.rx.to_ne_bytes())?;
+    if leaves == Leaves::Ends {
+        return Ok(());
+    }
+    sys::close(tell)?;
+    sys::waitpid(pid)?;
+    Ok(())
+}
+
+/// Reads it when the parent has said how far it has read itself, and has let go of the pipe.
+fn inherit(cx: &mut Cx, hear: i32) -> Res {
+    let mut rx = [0; 8];
+    sys::read_exact(hear, &mut rx)?;
+    same!(sys::read(hear, &mut [0])?, 0, "the parent's pipe");
+    let mut mine = cx.with_fd(cx.fd);
+    mine.rx = u64::from_ne_bytes(rx);
+    mine.recv(2000)?;
+    mine.recv(3000)?;
+    same!(sys::recv(mine.fd, &mut [0; 4], 0), Ok(0), "recv then");
+    Ok(())
 }
 
 /// The peer has closed, and refuses what is sent; or we have shut our direction, too.
@@ -389,20 +510,25 @@ fn less_than_low_water(cx: &mut Cx, polls: bool) -> Res {
     prng::fill(2, 0, &mut theirs);
     let sender = std::thread::spawn(move || sys::write_all(peer, &theirs));
     let (mut moved, mut before) = (0, (0, 0));
-    for i in 0..300 {
+    let (began, mut rounds, mut longest) = (Instant::now(), 0, Duration::ZERO);
+    for i in 0.. {
+        let round = Instant::now();
         sys::write_all(fd, &[7; 16])?;
         sys::read_exact(peer, &mut [0; 16])?;
+        (rounds, longest) = (i, longest.max(round.elapsed()));
         let now = sys::tcp_bytes(fd)?;
         moved = if now == before { moved + 1 } else { 0 };
         before = now;
-        if moved > 10 {
+        // A machine that is at something else takes its time.
+        let most = Duration::from_millis(if cx.is_to_leave() { 4000 } else { 200 });
+        if moved > 10 || began.elapsed() > most {
             break;
         }
         if i % 8 == 7 {
             util::pause_ms(2);
         }
     }
-    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP");
+    ensure!(moved > 0 || !cx.is_to_leave(), "it stays on TCP for {rounds} rounds, the longest of {longest:?}");
     let (mut got, mut there) = (0, 0);
     let mut b = vec![0; ALL];
     while got < ALL / 2 {
