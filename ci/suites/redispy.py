@@ -38,7 +38,7 @@ def unit(python, source, file):
     def run_it(place):
         log = name.replace("/", "-")
         report = os.path.join(place.folder, log + ".xml")
-        options = ["-q", "--timeout=60", "-p", "no:cacheprovider", "-m", "not redismod and not ssl and not onlycluster", f"--junit-xml={report}"]
+        options = ["-q", "--timeout=60", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-W", "ignore", "-m", "not redismod and not ssl and not onlycluster", f"--junit-xml={report}"]
         command = ["sh", "-c", RUN, "sh", python, "-m", "pytest", *options, file]
         status, _ = place.command(command, log + ".log", SECONDS, cwd=source, env={"PYTHONDONTWRITEBYTECODE": "1"})
         results = {}
