@@ -3,10 +3,10 @@
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
 Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, git's, Perl's, PHP's,
-APR's, lighttpd's, libmicrohttpd's, libwebsockets', nng's, OpenSSH's,
-redis-py's, rsync's, socat's, stunnel's, ZeroMQ's. Both ends of nearly all
-their connections are in the preloaded processes, so these must leave TCP: a
-suite of which no connection did counts as failed.
+APR's, lighttpd's, libmicrohttpd's, nng's, OpenSSH's, redis-py's, rsync's,
+socat's, stunnel's, ZeroMQ's. Both ends of nearly all their connections are in
+the preloaded processes, so these must leave TCP: a suite of which no
+connection did counts as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -30,9 +30,9 @@ import time
 
 from preload_lib import default_preload
 from suites import (
-    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, git, haproxy, jdk, libwebsockets, lighttpd,
-    memcached, microhttpd, mosquitto, nng, node, openssh, perl, php, postgres, redis, redispy,
-    rsync, ruby, socat, stunnel, uvloop, zeromq,
+    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, git, haproxy, jdk, lighttpd, memcached,
+    microhttpd, mosquitto, nng, node, openssh, perl, php, postgres, redis, redispy, rsync, ruby, socat, stunnel, uvloop,
+    zeromq,
 )
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
@@ -59,7 +59,6 @@ BY_NAME = {
     "gio": gio.prepare,
     "git": git.prepare,
     "jdk": jdk.prepare,
-    "libwebsockets": libwebsockets.prepare,
     "lighttpd": lighttpd.prepare,
     "memcached": memcached.prepare,
     "microhttpd": microhttpd.prepare,
