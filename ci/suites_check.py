@@ -2,7 +2,7 @@
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
-Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, git's, Perl's, PHP's,
+Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's,
 APR's, lighttpd's, libmicrohttpd's, nng's, OpenSSH's, redis-py's, rsync's,
 socat's, stunnel's, ZeroMQ's. Both ends of nearly all their connections are in
 the preloaded processes, so these must leave TCP: a suite of which no
@@ -30,7 +30,7 @@ import time
 
 from preload_lib import default_preload
 from suites import (
-    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, git, haproxy, jdk, lighttpd, memcached,
+    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, memcached,
     microhttpd, mosquitto, nng, node, openssh, perl, php, postgres, redis, redispy, rsync, ruby, socat, stunnel, uvloop,
     zeromq,
 )
@@ -57,7 +57,6 @@ BY_NAME = {
     "erlang": erlang.prepare,
     "gevent": gevent.prepare,
     "gio": gio.prepare,
-    "git": git.prepare,
     "jdk": jdk.prepare,
     "lighttpd": lighttpd.prepare,
     "memcached": memcached.prepare,
