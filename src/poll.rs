@@ -290,7 +290,11 @@ impl Call<'_> {
     /// Asks the kernel without waiting.
     fn look_kernel(&mut self) -> SysResult {
         chaos::stumble();
-        kernel(self.asked(), 0, core::ptr::null(), None)?;
+        match kernel(self.asked(), 0, core::ptr::null(), None) {
+            // Nothing of the kernel's is ready, and a signal was: that is for a sleep to tell, if none of ours is ready either.
+            Err(libc::EINTR) => self.asked().iter_mut().for_each(|k| k.revents = 0),
+            r => _ = r?,
+        }
         Ok(self.without_idle())
     }
 
@@ -448,10 +452,11 @@ impl Call<'_> {
         chaos::stumble();
         let again = managed() || self.has_moved();
         end();
-        let got = r?;
-        if again {
+        // A handler that has run ends the next sleep as well, if nothing is ready by then.
+        if again && matches!(r, Ok(_) | Err(libc::EINTR)) {
             return Ok(None);
         }
+        let got = r?;
         if self.without_idle() == 0 && got > 0 && timeout_ns != 0 {
             return Ok(None);
         }
@@ -534,6 +539,8 @@ impl Call<'_> {
         match r {
             Ok(0) => Ok(self.ours() > 0),
             Ok(_) => Ok(true),
+            // What has moved meanwhile is looked at where it is now; the next sleep ends at once.
+            Err(libc::EINTR) if !self.hidden().all(|(_, c)| is_told_here(c)) || self.has_new() => Ok(true),
             Err(libc::EINTR) if self.ours() > 0 => Ok(true),
             Err(e) => Err(e),
         }
