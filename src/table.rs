@@ -151,11 +151,12 @@ pub fn peek(fd: c_int) -> Option<&'static Conn> {
     }
 }
 
-/// The connection that `fd` is, if it is fresh, and stays so.
+/// The connection that `fd` is, if it is fresh, and stays so. (One that a thread of the parent's had just begun when this
+/// process was forked is the parent's to settle.)
 pub fn fresh(fd: c_int) -> Option<&'static Conn> {
     let v = cell(fd).map_or(0, |c| c.load(Acquire));
     match decode(v) {
-        Entry::Conn(c) if is_fresh(v) => Some(c),
+        Entry::Conn(c) if is_fresh(v) && !c.is_inherited() => Some(c),
         _ => None,
     }
 }
@@ -163,12 +164,7 @@ pub fn fresh(fd: c_int) -> Option<&'static Conn> {
 /// Forgets `fd` if it is a fresh connection with which no call is under way. Nobody else has that then.
 pub fn take_fresh(fd: c_int) -> Option<&'static Conn> {
     let cell = cell(fd)?;
-    let v = cell.load(Acquire);
-    let Entry::Conn(c) = decode(v) else { return None };
-    (is_fresh(v) && c.take_fresh()).then(|| {
-        cell.store(0, Release);
-        c
-    })
+    fresh(fd).filter(|c| c.take_fresh()).inspect(|_| cell.store(0, Release))
 }
 
 /// The connection in `cell` is fresh no more.
