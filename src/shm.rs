@@ -1,5 +1,6 @@
 //! Shared memory: sealed memfds and their mappings.
 
+use crate::signals::Blocked;
 use crate::sys::{sys, Errno, SysResult};
 use crate::textfile::TextFile;
 use libc::c_int;
@@ -145,5 +146,60 @@ fn map_foreign(fd: c_int, len: usize, prot: c_int) -> SysResult<Map> {
 /// Makes pages exist, so that touching them later cannot fail: out of memory is an error here, not a signal there.
 pub fn allocate(fd: c_int, offset: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: `fd` is a memfd of ours.
-    unsafe { sys!(libc::SYS_fallocate, fd, 0, offset, len) }.map(|_| ())
+    let once = || unsafe { sys!(libc::SYS_fallocate, fd, 0, offset, len) }.map(|_| ());
+    // Before Linux 6.18 a pending signal ends it, and what was done is taken back (`shmem_fallocate`, mm/shmem.c): where a
+    // timer ticks it might never come to its end.
+    match once() {
+        Err(libc::EINTR) => {
+            let _blocked = Blocked::new();
+            once()
+        }
+        r => r,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+    static CAME: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_: c_int) {
+        CAME.fetch_add(1, Relaxed);
+    }
+
+    #[test]
+    fn signals_do_not_keep_memory_from_being_allocated() {
+        const SIZE: usize = 4 << 20;
+        // SAFETY: a handler that counts, for a signal that nobody else here uses.
+        unsafe { libc::signal(libc::SIGRTMAX() - 3, count as *const () as usize) };
+        // SAFETY: asks who this thread is.
+        let me = unsafe { libc::pthread_self() };
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    // SAFETY: that thread waits for this one.
+                    unsafe { libc::pthread_kill(me, libc::SIGRTMAX() - 3) };
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                }
+            });
+            while CAME.load(Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            let failed = (0..20).find_map(|_| {
+                let (fd, map) = create_owned(b"ringsock-test\0", SIZE).expect("a memfd");
+                let r = allocate(fd, 0, SIZE);
+                // SAFETY: both are ours, and nobody else has seen them.
+                unsafe {
+                    unmap(map);
+                    libc::close(fd);
+                }
+                r.err()
+            });
+            over.store(true, Relaxed);
+            assert_eq!(failed, None);
+        });
+    }
 }

@@ -254,6 +254,25 @@ unsafe fn put_off(t: &Thread, sig: c_int, info: *mut siginfo_t, context: *mut li
     true
 }
 
+/// While it lives no signal comes to this thread, but faults.
+pub(crate) struct Blocked(u64);
+
+impl Blocked {
+    pub(crate) fn new() -> Blocked {
+        let (all, mut old) = (MAY_BLOCK, 0u64);
+        // SAFETY: both masks are 8 bytes, as the kernel wants them.
+        let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &all, &mut old, 8) };
+        Blocked(old)
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &self.0, 0, 8) };
+    }
+}
+
 // ------------------------------------------------------------------ sleeping
 
 /// How many handlers had run in the thread when its call began.
