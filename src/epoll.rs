@@ -49,7 +49,7 @@ use nested::{settle_all, Nested, EXPOSED};
 pub use wait::{look, wait};
 pub use whole::{fork_is_over, is_forking};
 use whole::{Changing, Whole};
-pub use young::{ended, grown_up, Young};
+pub use young::{ended, grown_up, has_young, Young};
 
 /// What the kernel tells items apart by: the number that was added, and what it was then. An item lives as
 /// long as its connection has any number, not only the one that was added.

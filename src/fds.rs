@@ -27,6 +27,10 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
         return;
     }
     let connector = listener.is_none();
+    if connector && table::fresh(fd).is_some() {
+        // As below.
+        return;
+    }
     match table::get(fd) {
         // What another process in this one's memory notes of its own number is void with the next use of ours.
         Entry::None if connector => {}
@@ -57,9 +61,8 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
         (Why::New, Phase::Raw)
     };
     c.why(why);
-    // What may wait has no quick calls where there are threads.
-    let brief = c.nonblock.load(Relaxed) || !process::has_threads();
-    let quick = phase == Phase::Raw && brief && !chaos::is_on();
+    // (What may wait has no quick calls where there are threads; but many make a socket nonblocking next.)
+    let quick = phase == Phase::Raw && !chaos::is_on();
     if quick {
         // Before anybody meets the record.
         c.begin_fresh();
@@ -425,9 +428,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         return Outcome::Bypass;
     }
     let (rd, wr) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
-    if let Some(c) = table::fresh(fd).filter(|_| !process::has_threads()) {
-        // Nobody waits for it, and no lock is another's.
-        half_close(c, rd, wr);
+    // Nobody waits for one that is fresh, and no lock is another's.
+    if table::quickly(fd, |c| half_close(c, rd, wr)).is_some() {
         return Outcome::Bypass;
     }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };

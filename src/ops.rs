@@ -386,23 +386,25 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
         // SAFETY: the caller's promise.
-        Some((v, 1..)) => unsafe { sendv_of(fd, v, core::ptr::null(), flags) },
+        Some((v, all @ 1..)) => unsafe { sendv_of(fd, (v, all), core::ptr::null(), flags) },
         // As above.
         Some(_) | None => Outcome::Bypass,
     }
 }
 
-/// Buffers as the kernel would take them, of a message that has no more than these.
+/// Buffers as the kernel would take them, with how many bytes these are, of a message that has no more than these.
 ///
 /// # Safety
 /// `v` must describe readable memory; `msg` is null or valid.
-unsafe fn sendv_of(fd: c_int, v: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
-    // SAFETY: the caller's promise.
-    match unsafe { io::steady::sendv(fd, v, flags) } {
-        Some(n) => Outcome::Done(n.get() as isize),
+unsafe fn sendv_of(fd: c_int, (v, all): (&[iovec], usize), msg: *const msghdr, flags: c_int) -> Outcome {
+    let quick = match io::young::conn(fd).filter(|_| all > 0) {
+        // SAFETY: the caller's promise.
+        Some(c) => unsafe { io::young::sendv(c, fd, v, all, flags) },
         // SAFETY: as above.
-        None => unsafe { io::send(fd, v, msg, flags) },
-    }
+        None => unsafe { io::steady::sendv(fd, v, flags) }.map(|n| Outcome::Done(n.get() as isize)),
+    };
+    // SAFETY: as above.
+    quick.unwrap_or_else(|| unsafe { io::send(fd, v, msg, flags) })
 }
 
 /// `sendmsg(2)`.
@@ -430,7 +432,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     // SAFETY: it was just looked for; the caller's promise.
     unsafe {
         match vector((*msg).msg_iov, (*msg).msg_iovlen) {
-            Some((v, _)) if (*msg).msg_controllen == 0 => sendv_of(fd, v, msg, flags),
+            Some(all) if (*msg).msg_controllen == 0 && (*msg).msg_name.is_null() => sendv_of(fd, all, msg, flags),
             Some((v, _)) => io::send(fd, v, msg, flags),
             None => Outcome::Bypass,
         }

@@ -96,7 +96,7 @@ pub fn begins_with_feature(fd: c_int) -> bool {
 /// way, and what was seen before tells nothing of it.
 fn blocking(c: &Conn, yes: bool) {
     let was = !c.nonblock.swap(!yes, Relaxed);
-    if was && !yes && c.local().watchers.load(SeqCst) == 0 {
+    if was && !yes && c.local().watchers.load(SeqCst) == 0 && !epoll::has_young(c) {
         match c.phase() {
             Phase::Managed => c.sent_away(),
             _ => c.evidence.store(false, Relaxed),
@@ -109,22 +109,28 @@ fn blocking(c: &Conn, yes: bool) {
 /// # Safety
 /// As for the call.
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    match cmd {
-        libc::F_SETFL => {
-            // SAFETY: as for the call.
-            let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
-            if r.is_ok() {
-                blocking(c, arg as c_int & libc::O_NONBLOCK == 0);
-                if arg as c_int & libc::O_ASYNC != 0 {
-                    // SIGIO comes from the kernel's socket only.
-                    process::give_up(c, Why::Feature);
-                }
-            }
-            Outcome::from(r)
-        }
-        _ => Outcome::Bypass,
+    if cmd != libc::F_SETFL {
+        return Outcome::Bypass;
     }
+    let set = |c: &Conn| {
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_fcntl, fd, cmd, arg) };
+        if r.is_ok() {
+            blocking(c, arg as c_int & libc::O_NONBLOCK == 0);
+        }
+        r
+    };
+    let is_async = arg as c_int & libc::O_ASYNC != 0;
+    if let Some(r) = (!is_async).then(|| table::quickly(fd, set)).flatten() {
+        return Outcome::from(r);
+    }
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    let r = set(c);
+    if r.is_ok() && is_async {
+        // SIGIO comes from the kernel's socket only.
+        process::give_up(c, Why::Feature);
+    }
+    Outcome::from(r)
 }
 
 /// `ioctl(2)`.
@@ -132,15 +138,22 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
 /// # Safety
 /// As for the call.
 pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    if req == libc::FIONBIO {
+    let set = |c: &Conn| {
         // SAFETY: as for the call.
         let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
         if r.is_ok() {
             // SAFETY: the kernel has just read it.
             blocking(c, unsafe { *(arg as *const c_int) } == 0);
         }
+        r
+    };
+    let sets = req == libc::FIONBIO;
+    if let Some(r) = sets.then(|| table::quickly(fd, set)).flatten() {
         return Outcome::from(r);
+    }
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
+    if sets {
+        return Outcome::from(set(c));
     }
     if req == libc::FIOASYNC {
         // SAFETY: as for the call.
@@ -252,6 +265,13 @@ pub fn owe_nothing(c: &Conn, fd: c_int) {
 /// # Safety
 /// As for the call.
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> Outcome {
+    if (level, name) != (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) {
+        // SAFETY: as for the call.
+        let ask = |_: &Conn| unsafe { sys!(libc::SYS_getsockopt, fd, level, name, val, len) };
+        if let Some(r) = table::quickly(fd, ask) {
+            return Outcome::from(r);
+        }
+    }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     // A negative length, too, is the kernel's to refuse. (So is a bad address, where the answer is not ours.)
     // SAFETY: any number is one.

@@ -161,6 +161,13 @@ pub fn fresh(fd: c_int) -> Option<&'static Conn> {
     }
 }
 
+/// Does what changes little of a connection that is fresh, and stays so; nobody meets it meanwhile. `None`, and nothing is
+/// done: `fd` is no such connection.
+pub fn quickly<R>(fd: c_int, f: impl FnOnce(&'static Conn) -> R) -> Option<R> {
+    let c = fresh(fd)?;
+    c.while_fresh(|| is(fd, c).then(|| f(c)))?
+}
+
 /// Forgets `fd` if it is a fresh connection with which no call is under way. Nobody else has that then.
 pub fn take_fresh(fd: c_int) -> Option<&'static Conn> {
     let cell = cell(fd)?;

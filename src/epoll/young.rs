@@ -72,6 +72,11 @@ pub(super) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event
     })?
 }
 
+/// Whether there is an item of a connection that is fresh. (Not for long, if it is not in this thread's hands.)
+pub fn has_young(conn: &Conn) -> bool {
+    !conn.local().young.set.load(Relaxed).is_null()
+}
+
 /// A connection is about to be fresh no more: its item comes to its set.
 pub fn grown_up(conn: &'static Conn) {
     let local = conn.local();

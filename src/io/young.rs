@@ -52,21 +52,52 @@ pub unsafe fn recv(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: usize,
 /// `buf` must be readable for `len` bytes.
 #[inline(never)]
 pub unsafe fn send(conn: &'static Conn, fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Option<Outcome> {
+    let args = [fd as usize, buf as usize, len, flags as usize, 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { send_by(conn, fd, len, flags, (libc::SYS_sendto, args)) }
+}
+
+/// The same of several buffers, `len` bytes together.
+///
+/// # Safety
+/// `iov` must describe readable memory.
+#[inline(never)]
+pub unsafe fn sendv(conn: &'static Conn, fd: c_int, iov: &[iovec], len: usize, flags: c_int) -> Option<Outcome> {
+    // SAFETY: all-zero is one.
+    let mut m: msghdr = unsafe { core::mem::zeroed() };
+    m.msg_iov = iov.as_ptr().cast_mut();
+    m.msg_iovlen = iov.len() as _;
+    let args = [fd as usize, &raw const m as usize, flags as usize, 0, 0, 0];
+    // SAFETY: the caller's promise; `m` outlives the call.
+    unsafe { send_by(conn, fd, len, flags, (libc::SYS_sendmsg, args)) }
+}
+
+/// The same by that system call.
+///
+/// # Safety
+/// As for the system call.
+#[inline(always)]
+unsafe fn send_by(
+    conn: &'static Conn,
+    fd: c_int,
+    len: usize,
+    flags: c_int,
+    (nr, args): (libc::c_long, [usize; 6]),
+) -> Option<Outcome> {
     if !is_young(conn, flags) || len > SHORT || conn.corked.load(Relaxed) || conn.more.load(Relaxed) {
         return None;
     }
     if is_brief(conn, flags) {
         // SAFETY: the caller's promise.
-        return unsafe { send_briefly(conn, fd, buf, len, flags) };
+        return unsafe { send_briefly(conn, fd, len, nr, args) };
     }
     if process::has_threads() || conn.sndtimeo.load(Relaxed) != 0 {
         return None;
     }
-    let args = [fd as usize, buf as usize, len, flags as usize, 0, 0];
     // As for a receive.
     let _critical = Critical::new();
     // SAFETY: the caller's promise.
-    let r = unsafe { call(conn, fd, &conn.local().tx_inflight, libc::SYS_sendto, args) }?;
+    let r = unsafe { call(conn, fd, &conn.local().tx_inflight, nr, args) }?;
     if let Ok(n) = r {
         conn.count_tx_tcp(n);
     }
@@ -100,21 +131,22 @@ unsafe fn recv_briefly(conn: &'static Conn, fd: c_int, buf: *mut c_void, len: us
     Some(lost.map_or(Outcome::from(r), Outcome::Fail))
 }
 
-/// The same of [`send`].
+/// The same of a send.
 ///
 /// # Safety
-/// As for [`send`].
+/// As for the system call.
+#[inline(always)]
 unsafe fn send_briefly(
     conn: &'static Conn,
     fd: c_int,
-    buf: *const c_void,
     len: usize,
-    flags: c_int,
+    nr: libc::c_long,
+    args: [usize; 6],
 ) -> Option<Outcome> {
     let inside = Inside::enter(conn, fd, &conn.local().tx_inflight)?;
     note_call(conn, false);
     // SAFETY: the caller's promise.
-    let r = unsafe { sys!(libc::SYS_sendto, fd, buf, len, flags, 0, 0) };
+    let r = unsafe { sys!(nr, args[0], args[1], args[2], args[3], args[4], args[5]) };
     if let Ok(n) = r {
         conn.count_tx_tcp(n);
         note_bytes(conn, n);
@@ -181,10 +213,11 @@ unsafe extern "C" fn left(arg: *mut c_void) {
 /// # Safety
 /// As for the system call.
 #[cold]
-unsafe fn again(nr: libc::c_long, [fd, buf, len, flags, ..]: [usize; 6]) -> sys::SysResult {
-    let quick = flags | libc::MSG_DONTWAIT as usize;
+unsafe fn again(nr: libc::c_long, mut args: [usize; 6]) -> sys::SysResult {
+    let flags = if nr == libc::SYS_sendmsg { 2 } else { 3 };
+    args[flags] |= libc::MSG_DONTWAIT as usize;
     // SAFETY: the caller's promise.
-    unless_it_waits(unsafe { sys!(nr, fd, buf, len, quick, 0, 0) })
+    unless_it_waits(unsafe { sys!(nr, args[0], args[1], args[2], args[3], args[4], args[5]) })
 }
 
 /// The call, counted, and its thread as long as it is in the kernel: by `count`, which the caller is to take back. `None`: it
@@ -212,9 +245,9 @@ unsafe fn call(
 mod tests {
     use super::super::tests::armed;
     use super::*;
-    use crate::arena;
     use crate::layout::Slot;
     use crate::table::Before;
+    use crate::{arena, options};
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -258,15 +291,23 @@ mod tests {
             };
             assert_eq!((got, sent), (Some(Outcome::Done(3)), Some(Outcome::Done(3))));
             // What does not wait, and is in an epoll set.
-            ours.set_nonblocking(true).unwrap();
-            c.nonblock.store(true, Relaxed);
             let (set, ep) = crate::epoll::set_for_tests();
             let mut ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+            let (yes, mut e, mut len) = (1, -1, 4);
+            let two = [one(b.as_mut_ptr().cast(), 2)[0], one(b.as_mut_ptr().cast(), 3)[0]];
             // SAFETY: the event, and the buffers for their lengths, are valid.
             unsafe {
+                assert_eq!(options::ioctl(fd, libc::FIONBIO, &raw const yes as usize), Outcome::Done(0));
+                assert_eq!(options::fcntl(fd, libc::F_SETFL, 0), Outcome::Done(0));
+                assert!(!c.nonblock.load(Relaxed));
+                assert_eq!(options::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize), Outcome::Done(0));
                 assert_eq!(crate::epoll::ctl(ep, libc::EPOLL_CTL_ADD, fd, &mut ev), Outcome::Done(0));
                 assert_eq!(recv(conn(fd).unwrap(), fd, b.as_mut_ptr().cast(), 3, 0), Some(Outcome::Fail(libc::EAGAIN)));
                 assert_eq!(send(conn(fd).unwrap(), fd, b.as_ptr().cast(), 3, 0), Some(Outcome::Done(3)));
+                assert_eq!(sendv(conn(fd).unwrap(), fd, &two, 5, 0), Some(Outcome::Done(5)));
+                let to = (&raw mut e).cast();
+                let asked = options::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, to, &mut len);
+                assert_eq!((asked, e), (Outcome::Done(0), 0));
             }
             assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Bypass);
             assert_ne!(image(c), new);

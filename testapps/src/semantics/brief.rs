@@ -3,11 +3,17 @@
 use super::cx::{Cx, Op, Res};
 use super::Check;
 use crate::{same, sys};
-use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use libc::{
+    EAGAIN, EINPROGRESS, EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD,
+};
 use std::os::fd::RawFd;
 
 /// The checks of this file.
-pub const CHECKS: &[Check] = &[("short-connections", short), ("short-connections-in-sets", short_in_sets)];
+pub const CHECKS: &[Check] = &[
+    ("short-connections", short),
+    ("short-connections-in-sets", short_in_sets),
+    ("short-connections-half-closed", short_half_closed),
+];
 
 const IN: u32 = EPOLLIN as u32;
 const OUT: u32 = EPOLLOUT as u32;
@@ -150,4 +156,84 @@ fn short_in_sets(cx: &mut Cx) -> Res {
     sys::nonblock(cx.fd, false)?;
     sys::close(ep)?;
     Ok(())
+}
+
+/// A connection that is dialled without waiting, as servers' clients do: `connect` again tells how it went.
+fn dial(cx: &mut Cx, ep: RawFd) -> Res {
+    sys::close(cx.fd)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.tell(Op::Restart, 0, 0, 0)?;
+    let port = cx.tell(Op::Listen, 0, 0, 0)? as u16;
+    cx.post(Op::Accept, 0, 0, 0)?;
+    cx.fd = sys::tcp_socket()?;
+    sys::nonblock(cx.fd, true)?;
+    same!(sys::connect_to(cx.fd, port), Err(EINPROGRESS), "connect");
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, OUT, 1)?;
+    told(ep, OUT, 1, "it is connected")?;
+    same!(sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR), Ok(0), "how it went");
+    same!(sys::connect_to(cx.fd, port), Ok(()), "connect again");
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    cx.wait()?;
+    (cx.tx, cx.rx) = (0, 0);
+    Ok(())
+}
+
+/// Connections that are asked and told what servers ask and tell, and then half closed, with and without threads.
+fn short_half_closed(cx: &mut Cx) -> Res {
+    let ep = sys::epoll_create()?;
+    for i in 0..48 {
+        if i == 24 {
+            std::thread::spawn(|| ()).join().expect("it does not panic");
+        }
+        if i % 2 == 0 {
+            cx.renew()?;
+            if i % 4 == 0 {
+                sys::nonblock(cx.fd, true)?;
+            } else {
+                sys::nonblock_ioctl(cx.fd, true)?;
+            }
+        } else {
+            dial(cx, ep)?;
+        }
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Err(EAGAIN), "nothing, and no wait for it");
+        same!(sys::fcntl(cx.fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK, libc::O_NONBLOCK, "the flag");
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, IN, 2)?;
+        let b = cx.out(40);
+        let sent = match i % 3 {
+            0 => sys::writev(cx.fd, &b, 3),
+            1 => sys::sendmsg(cx.fd, &b, 2, libc::MSG_NOSIGNAL),
+            _ => sys::write(cx.fd, &b),
+        };
+        same!(sent, Ok(40), "a send in parts");
+        cx.tell(Op::Recv, 40, 0, 0)?;
+        if i % 6 == 5 {
+            // Blocking again, in the middle.
+            sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+            sys::nonblock_ioctl(cx.fd, false)?;
+            let b = cx.out(20);
+            same!(sys::writev(cx.fd, &b, 2), Ok(20), "a blocking send");
+            cx.later(20, 8)?;
+            cx.recv(8)?;
+            cx.wait()?;
+            cx.tell(Op::Recv, 20, 0, 0)?;
+            sys::nonblock(cx.fd, true)?;
+            sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, IN, 2)?;
+        }
+        sys::shutdown(cx.fd, libc::SHUT_WR)?;
+        same!(sys::sendmsg(cx.fd, b"more", 2, libc::MSG_NOSIGNAL), Err(EPIPE), "a send after the end");
+        same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes after the end");
+        cx.tell(Op::Send, 24, 0, 0)?;
+        told(ep, IN, 2, "the answer")?;
+        let b = cx.grab(24)?;
+        cx.take(&b)?;
+        same!(b.len(), 24, "the answer");
+        cx.tell(Op::Close, 0, 0, 0)?;
+        told(ep, IN | libc::EPOLLHUP as u32, 2, "the end")?;
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "the end");
+        sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    }
+    sys::close(ep)?;
+    cx.renew()?;
+    cx.leave_tcp()?;
+    cx.warm(50, 2)
 }
