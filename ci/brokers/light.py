@@ -214,8 +214,12 @@ def postgresql(run):
     ]
     # fmt: on
     run.wait_port(port, run.server("postgres", cmd, stop=signal.SIGINT, cwd="/", **user))
+    # It accepts, and refuses, before it has started.
     ready = [os.path.join(bin_dir, "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-t", "30"]
-    subprocess.run(ready, env=plain_env(), stdout=subprocess.DEVNULL, timeout=60, check=False)
+    for _ in range(600):
+        if subprocess.run(ready, env=plain_env(), stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0:
+            break
+        time.sleep(0.05)
     roles = [run.role("postgres", port, seed=i, count=run.n(1500)) for i in range(3)]
     rows = sum(r.result()["rows"] for r in roles)
     pgbench = need(os.path.join(bin_dir, "pgbench"))
