@@ -128,8 +128,8 @@ impl Item {
 struct Inner {
     items: Whole<FxHashMap<Key, Item>>,
     ready: VecDeque<Key>,
-    /// Items that were not ready when they were looked at last, and whose bytes do not come from a ring
-    /// (yet): no peer hints for them.
+    /// Items that were not ready when they were looked at last, or are edge-triggered, and whose bytes do not come from a
+    /// ring (yet): no peer hints for them.
     moving: VecDeque<Key>,
     /// Sets in this one.
     nested: Whole<Vec<Nested>>,

@@ -77,12 +77,7 @@ fn each_fd(mut f: impl FnMut(c_int)) {
 fn each_fd_in(path: &core::ffi::CStr, mut f: impl FnMut(c_int, c_int)) -> SysResult<()> {
     // SAFETY: a NUL-terminated path.
     let dir = unsafe {
-        sys!(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC
-        )
+        sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC)
     }? as c_int;
     let mut buf = [0u64; 256];
     // SAFETY: `buf` is writable for its size.

@@ -309,11 +309,7 @@ fn awaits_room(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let only_mark = b.sw().pending().len() == MARK_LEN && b.sw().tx() == TxPath::Ring;
     let ends = || conn.own().is_none_or(|o| o.flags.load(Relaxed) & (FIN | CLOSED | BYE) != 0);
-    only_mark
-        && conn.fulls.load(SeqCst) > 0
-        && !b.sw().leaving()
-        && !ends()
-        && sys::poll_now(fd, libc::POLLOUT) == 0
+    only_mark && conn.fulls.load(SeqCst) > 0 && !b.sw().leaving() && !ends() && sys::poll_now(fd, libc::POLLOUT) == 0
 }
 
 fn flush(b: &mut Both, fd: i32) -> bool {
