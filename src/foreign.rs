@@ -6,6 +6,7 @@
 //! brings it home, upgrades it no more while we live, and says so; until then it says that it is at it.
 
 use crate::conn::{Conn, Phase};
+use crate::fdhigh::Room;
 use crate::log::{log, Level};
 use crate::rendezvous as rv;
 use crate::stats::Why;
@@ -16,7 +17,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
 mod ask;
-use ask::{ask, Answer, Room, PATIENCE};
+use ask::{ask, Answer, PATIENCE};
 pub use ask::{HOME, WAIT, WAIT_NS};
 
 /// Owner of such a record: no process (`process::life` is odd).
@@ -142,7 +143,8 @@ fn is_fetched_soon(c: &Conn) -> bool {
 /// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live.
 fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
     let Some(cookie) = cookie(fd) else { return Answer::Nothing };
-    let _room = Room::make(fd);
+    // Who cannot ask cannot know.
+    let _room = Room::make();
     // SAFETY: no preconditions.
     let mut pid = unsafe { sys!(libc::SYS_getppid) }.unwrap_or(0) as u32;
     for _ in 0..GENERATIONS {
@@ -163,8 +165,12 @@ fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
 pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
+    if table::highest() < 0 {
+        return;
+    }
+    let _room = Room::make();
     // SAFETY: the caller's promise.
-    if table::highest() < 0 || unsafe { is_preloaded(path, envp) } {
+    if unsafe { is_preloaded(path, envp) } {
         return;
     }
     each_fd(|fd| {

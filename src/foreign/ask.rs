@@ -133,46 +133,6 @@ fn holds(pid: u32, fd: c_int) -> bool {
     }
 }
 
-/// Room for a few fds more, where the program has as many as it may: who cannot ask cannot know.
-pub(super) struct Room(Option<(libc::rlimit, libc::rlimit)>);
-
-impl Room {
-    /// `fd`: any.
-    pub(super) fn make(fd: c_int) -> Room {
-        const FEW: u64 = 8;
-        // SAFETY: a new number disturbs nothing.
-        match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) } {
-            Err(libc::EMFILE | libc::EINVAL) => {}
-            r => {
-                r.into_iter().for_each(|d| sys::close_raw(d as c_int));
-                return Room(None);
-            }
-        }
-        let was = limit(None);
-        let more = libc::rlimit { rlim_cur: (was.rlim_cur + FEW).min(was.rlim_max), ..was };
-        limit(Some(&more));
-        Room(Some((was, more)))
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // The program may have set another meanwhile.
-        if let Some((was, more)) = self.0.filter(|(_, more)| limit(None).rlim_cur == more.rlim_cur) {
-            limit(Some(&libc::rlimit { rlim_max: more.rlim_max, ..was }));
-        }
-    }
-}
-
-/// How many fds there may be; sets that first.
-fn limit(to: Option<&libc::rlimit>) -> libc::rlimit {
-    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let to = to.map_or(core::ptr::null(), |t| t as *const libc::rlimit);
-    // SAFETY: `to` is readable or null, `now` is writable.
-    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, to, &mut now) };
-    now
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
