@@ -15,14 +15,30 @@ impl Set {
 
     /// Looks which of the listed items are ready, takes the others off the list, and lets the bell's
     /// eventfd say whether any is left. Returns that.
+    ///
+    /// It is not rung for what it says already: to who waits for edges of this set that would be one.
     pub(super) fn settle(&self) -> bool {
         let b = self.bell.load(Acquire);
         if b == 0 {
             return false;
         }
-        bell::clear(b);
         bell::renew(b);
         link::drain_hints_of(b, 0);
+        let any = self.sift();
+        if !any {
+            bell::clear(b);
+            bell::renew(b);
+            // What was rung for until then.
+            link::drain_hints_of(b, 0);
+        }
+        if self.listed.load(SeqCst) > 0 && sys::poll_now(bell::fd(b), libc::POLLIN) == 0 {
+            bell::ring(b);
+        }
+        any
+    }
+
+    /// Leaves those on the list that are ready, or by edges have news. Returns whether there are any.
+    fn sift(&self) -> bool {
         let listed: Vec<(c_int, &'static Conn, u32, Told, u32)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
@@ -41,15 +57,14 @@ impl Set {
         let mut any = false;
         for (fd, conn, events, told, seats) in listed {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
-            if events & ET != 0 || conn.readiness(mask) == 0 {
-                self.arm(conn, mask, seats);
-                let news = if events & ET != 0 { News::of(conn) } else { News::default() };
-                let got = conn.readiness(mask);
-                if got == 0 || events & ET != 0 && !told.has_news(news, got) {
-                    continue;
-                }
+            // Also of what is ready: more is an edge.
+            self.arm(conn, mask, seats);
+            let news = if events & ET != 0 { News::of(conn) } else { News::default() };
+            let got = conn.readiness(mask);
+            if got == 0 || events & ET != 0 && !told.has_news(news, got) {
+                continue;
             }
-            self.push_ready(fd, conn);
+            self.list(fd, conn, 0);
             any = true;
         }
         any
