@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-mod guests;
+pub mod guests;
 mod held;
 mod idle;
 mod search;
@@ -366,7 +366,7 @@ struct Bg {
     /// Where they come, or -1.
     home: c_int,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
-    guests: HashMap<c_int, Option<Known>>,
+    guests: HashMap<c_int, guests::Guest>,
 }
 
 fn key(l: &Link) -> usize {
@@ -514,7 +514,7 @@ impl Bg {
             at = at.min(*t);
         }
         at = self.rests.iter().fold(at, |at, r| at.min(r.due()));
-        at = at.min(self.rdma.due()).min(self.census.due());
+        at = at.min(self.rdma.due()).min(self.census.due()).min(self.guests_at());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));

@@ -128,8 +128,8 @@ impl Item {
 struct Inner {
     items: Whole<FxHashMap<Key, Item>>,
     ready: VecDeque<Key>,
-    /// Items that were not ready when they were looked at last, and whose bytes do not come from a ring
-    /// (yet): no peer hints for them.
+    /// Items that were not ready when they were looked at last, or are edge-triggered, and whose bytes do not come from a
+    /// ring (yet): no peer hints for them.
     moving: VecDeque<Key>,
     /// Sets in this one.
     nested: Whole<Vec<Nested>>,
@@ -391,21 +391,27 @@ impl Set {
 
     /// As [`Set::push_ready`], unless the item has one of the flags `but`.
     fn push(&self, fd: c_int, conn: &Conn, but: u32) {
-        {
-            let _g = self.lock.lock();
-            // SAFETY: guarded by `lock`.
-            let inner = unsafe { &mut *self.inner.get() };
-            let key = Key::new(fd, conn);
-            match inner.items.get_mut(&key) {
-                Some(i) if i.managed && !i.listed && !i.spent && i.events & but == 0 => {
-                    i.listed = true;
-                    inner.ready.push_back(key);
-                    self.listed.store(inner.ready.len() as u32, SeqCst);
-                }
-                _ => return,
-            }
+        // More of what is on the list is news to who waits for edges of this set.
+        if self.list(fd, conn, but) || self.exposed.load(Relaxed) {
+            self.wake();
         }
-        self.wake();
+    }
+
+    /// Puts an item on the list; false: it is there, or does not belong there.
+    fn list(&self, fd: c_int, conn: &Conn, but: u32) -> bool {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &mut *self.inner.get() };
+        let key = Key::new(fd, conn);
+        match inner.items.get_mut(&key) {
+            Some(i) if i.managed && !i.listed && !i.spent && i.events & but == 0 => {
+                i.listed = true;
+                inner.ready.push_back(key);
+                self.listed.store(inner.ready.len() as u32, SeqCst);
+                true
+            }
+            _ => false,
+        }
     }
 
     fn wake(&self) {

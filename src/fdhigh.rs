@@ -117,3 +117,46 @@ pub fn next_from(from: u32) -> Option<u32> {
         OURS[*fd as usize / 64].load(Relaxed) & (1 << (fd % 64)) != 0
     })
 }
+
+/// Room for a few fds more, where the program has as many as it may, for what a connection depends on.
+pub struct Room(Option<(rlimit, rlimit)>);
+
+impl Room {
+    /// Until this is dropped, if there is none.
+    pub fn make() -> Room {
+        const FEW: u64 = 8;
+        // SAFETY: no preconditions.
+        match unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) } {
+            Err(libc::EMFILE) => {}
+            r => {
+                r.into_iter().for_each(|fd| sys::close_raw(fd as c_int));
+                return Room(None);
+            }
+        }
+        let was = limit(None);
+        let more = rlimit { rlim_cur: was.rlim_cur.saturating_add(FEW).min(was.rlim_max), ..was };
+        limit(Some(&more));
+        Room(Some((was, more)))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some((was, more)) = self.0.take() {
+            // The program may have set another meanwhile.
+            let now = limit(None);
+            if now.rlim_cur == more.rlim_cur {
+                limit(Some(&rlimit { rlim_cur: was.rlim_cur, ..now }));
+            }
+        }
+    }
+}
+
+/// How many fds there may be; sets that first.
+fn limit(to: Option<&rlimit>) -> rlimit {
+    let mut now = rlimit { rlim_cur: 0, rlim_max: 0 };
+    let to = to.map_or(core::ptr::null(), |t| t as *const rlimit);
+    // SAFETY: `to` is readable or null, `now` is writable.
+    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, to, &mut now) };
+    now
+}

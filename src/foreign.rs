@@ -3,24 +3,27 @@
 //! The library in the new image knows none of them, and any of them may be on the rings of the process that
 //! started it, now or later. It leaves them alone until they are used. Then it asks its ancestors: each
 //! process that has a background thread listens at a name made of its id. The one that has the connection
-//! brings it home, upgrades it no more while we live, and says so.
+//! brings it home, upgrades it no more while we live, and says so; until then it says that it is at it.
 
 use crate::conn::{Conn, Phase};
+use crate::fdhigh::Room;
+use crate::log::{log, Level};
 use crate::rendezvous as rv;
 use crate::stats::Why;
-use crate::sys::{self, sys};
-use crate::{arena, poll, streams, table};
+use crate::sync::{give_way, now_ns};
+use crate::sys::{self, sys, SysResult};
+use crate::{arena, pump, streams, table};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
+mod ask;
+use ask::{ask, Answer, PATIENCE};
+pub use ask::{HOME, WAIT, WAIT_NS};
+
 /// Owner of such a record: no process (`process::life` is odd).
 pub const FOREIGN: u32 = 2;
-/// The connection is home.
-pub static HOME: u8 = b'y';
 /// How far up a process is looked for.
 const GENERATIONS: u32 = 8;
-/// How long a process is given for an answer.
-const ANSWER_NS: i64 = 5_000_000_000;
 
 /// What tells a socket from all others of this host.
 pub fn cookie(fd: c_int) -> Option<u64> {
@@ -66,11 +69,17 @@ pub fn init() {
 
 /// Calls `f` for every fd that is open.
 fn each_fd(mut f: impl FnMut(c_int)) {
+    if each_fd_in(c"/proc/self/fd", |_, fd| f(fd)).is_err() {
+        (0..256).for_each(f);
+    }
+}
+
+/// Calls `f` with the directory `path`, of a process's fds, and each of them.
+fn each_fd_in(path: &core::ffi::CStr, mut f: impl FnMut(c_int, c_int)) -> SysResult<()> {
     // SAFETY: a NUL-terminated path.
     let dir = unsafe {
-        sys!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY)
-    };
-    let Ok(dir) = dir.map(|d| d as c_int) else { return (0..256).for_each(f) };
+        sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC)
+    }? as c_int;
     let mut buf = [0u64; 256];
     // SAFETY: `buf` is writable for its size.
     let read = |buf: &mut [u64; 256]| unsafe { sys!(libc::SYS_getdents64, dir, buf.as_mut_ptr(), size_of_val(buf)) };
@@ -84,28 +93,31 @@ fn each_fd(mut f: impl FnMut(c_int)) {
             let name = bytes[at + 19..].iter().take_while(|b| b.is_ascii_digit());
             let fd = name.fold(None, |v, b| Some(v.unwrap_or(0) * 10 + c_int::from(b - b'0')));
             if let Some(fd) = fd.filter(|fd| *fd != dir) {
-                f(fd);
+                f(dir, fd);
             }
             at += len.max(1);
         }
     }
     sys::close_raw(dir);
+    Ok(())
 }
 
 /// Before such a connection is used: whoever has it on its rings brings it home.
 #[cold]
 pub fn fetch(c: &Conn) {
-    if c.visited.swap(true, SeqCst) {
-        // Another thread, or process, is at it.
-        while c.phase() == Phase::Raw {
-            // SAFETY: no preconditions.
-            let _ = unsafe { sys!(libc::SYS_sched_yield) };
-        }
+    if c.visited.swap(true, SeqCst) && is_fetched_soon(c) {
         return;
     }
     c.stats().gen.fetch_or(1, Relaxed);
     let fd = c.local().fd.load(Relaxed);
-    ask_ancestors(fd);
+    if ask_ancestors(fd, true) == Answer::Lost {
+        // What is in its stream may be frames.
+        log(Level::Warn, format_args!("nobody brings an inherited connection home, and it is reset"));
+        pump::disconnect(c);
+    }
+    if c.phase() != Phase::Raw {
+        return;
+    }
     // What went through it before is for others to report.
     if let Ok(counts) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
         c.set_tcp_counts(counts);
@@ -113,17 +125,38 @@ pub fn fetch(c: &Conn) {
     c.set_phase(Phase::Plain);
 }
 
+/// Another thread, or process, is at it: whether it comes to an end soon. It may have been killed, or wait for its turn below
+/// the handler that calls this. (To ask twice does no harm.)
+fn is_fetched_soon(c: &Conn) -> bool {
+    const SOON_NS: i64 = 100_000_000;
+    let until = now_ns() + SOON_NS;
+    let mut tries = 0;
+    while c.phase() == Phase::Raw {
+        if now_ns() >= until {
+            return false;
+        }
+        give_way(&mut tries);
+    }
+    true
+}
+
 /// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live.
-fn ask_ancestors(fd: c_int) {
-    let Some(cookie) = cookie(fd) else { return };
+fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
+    let Some(cookie) = cookie(fd) else { return Answer::Nothing };
+    // Who cannot ask cannot know.
+    let _room = Room::make();
     // SAFETY: no preconditions.
     let mut pid = unsafe { sys!(libc::SYS_getppid) }.unwrap_or(0) as u32;
     for _ in 0..GENERATIONS {
-        if pid <= 1 || ask(pid, cookie) {
-            return;
+        if pid <= 1 {
+            break;
         }
-        pid = parent_of(pid).unwrap_or(0);
+        match ask(pid, &home_of(pid), (fd, cookie), patient.then_some(PATIENCE)) {
+            Answer::Nothing => pid = parent_of(pid).unwrap_or(0),
+            answer => return answer,
+        }
     }
+    Answer::Nothing
 }
 
 /// Before an image is executed that cannot be preloaded: what it inherits must be home. Changes nothing in
@@ -132,8 +165,12 @@ fn ask_ancestors(fd: c_int) {
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
 pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
+    if table::highest() < 0 {
+        return;
+    }
+    let _room = Room::make();
     // SAFETY: the caller's promise.
-    if table::highest() < 0 || unsafe { is_preloaded(path, envp) } {
+    if unsafe { is_preloaded(path, envp) } {
         return;
     }
     each_fd(|fd| {
@@ -141,7 +178,7 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
         let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
         if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && (rv::ends(fd).is_some() || sys::is_tcp_closed(fd)) {
-            ask_ancestors(fd);
+            ask_ancestors(fd, false);
         }
     });
 }
@@ -294,23 +331,6 @@ unsafe fn is_dynamic(path: *const c_char) -> bool {
         let kind = head[..n].get(at..at.saturating_add(4)).and_then(|b| b.try_into().ok());
         kind.is_none_or(|k| u32::from_ne_bytes(k) == libc::PT_INTERP)
     })
-}
-
-/// Whether the process has the connection; it has brought it home then.
-fn ask(pid: u32, cookie: u64) -> bool {
-    let Ok(s) = rv::call(&home_of(pid)) else { return false };
-    let mut yes = 0u8;
-    // Anybody may bind a name.
-    if rv::credentials(s).is_some_and(|(p, ..)| p == pid) {
-        // SAFETY: the buffers are valid for their lengths.
-        unsafe {
-            let _ = sys::send(s, (&raw const cookie).cast(), 8, libc::MSG_NOSIGNAL);
-            let _ = poll::wait_one(s, libc::POLLIN, ANSWER_NS);
-            let _ = sys::recv(s, (&raw mut yes).cast(), 1, libc::MSG_DONTWAIT);
-        }
-    }
-    sys::close(s);
-    yes == HOME
 }
 
 /// Where a process listens for this.

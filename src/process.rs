@@ -166,6 +166,7 @@ pub fn exiting() {
         return;
     }
     bring_shared_home(now_ns() + 2_000_000_000, |_| true);
+    bg::guests::await_answers(now_ns() + ANSWERED_NS);
     finish_returns(now_ns() + 2_000_000_000, |_| true);
     say_goodbye();
     remains::await_all(now_ns() + 2_000_000_000);
@@ -174,6 +175,9 @@ pub fn exiting() {
     // The kernel closes what is open; others who hold the same connections are to know.
     each_held(|c| c.holders.remove(holder_id()));
 }
+
+/// How long those are waited for who are to hear that what they asked for is home.
+const ANSWERED_NS: i64 = 100_000_000;
 
 /// Connections that other processes hold as well, and that only this one could serve, return to TCP.
 fn bring_shared_home(until: i64, which: impl Fn(&Conn) -> bool) {
@@ -376,6 +380,7 @@ pub fn fork_child() {
     early::reset_after_fork();
     bell::reset_after_fork();
     remains::reset_after_fork();
+    bg::guests::reset_after_fork();
     arena::reset_after_fork();
     let token = TOKEN.with(|t| t.replace(0));
     each_held(|c| {
@@ -458,6 +463,7 @@ pub fn exec_prepare() {
         });
     }
     bring_shared_home(until, close_on_exec);
+    bg::guests::await_answers(now_ns() + ANSWERED_NS);
     // What the program has closed is kept by an fd of the library's, which exec closes, too.
     finish_returns(until, |c| !c.is_inherited() && (c.lingering.load(Relaxed) || close_on_exec(c)));
     remains::await_all(until);

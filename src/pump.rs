@@ -303,17 +303,13 @@ fn push(conn: &Conn, fd: i32) {
 }
 
 /// A program that found no room must not find the room of a ring: it is to wait until its peer reads. As long as our mark
-/// is not written, what it sends finds none, and it may well have begun: the peer's may depend on that.
+/// is not written, what it sends finds none, and it may well have begun: the peer's may depend on that. (A peer in a hurry
+/// makes room: it takes what stands before the mark.)
 fn awaits_room(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let only_mark = b.sw().pending().len() == MARK_LEN && b.sw().tx() == TxPath::Ring;
     let ends = || conn.own().is_none_or(|o| o.flags.load(Relaxed) & (FIN | CLOSED | BYE) != 0);
-    only_mark
-        && conn.fulls.load(SeqCst) > 0
-        && !b.sw().leaving()
-        && !conn.is_hurried()
-        && !ends()
-        && sys::poll_now(fd, libc::POLLOUT) == 0
+    only_mark && conn.fulls.load(SeqCst) > 0 && !b.sw().leaving() && !ends() && sys::poll_now(fd, libc::POLLOUT) == 0
 }
 
 fn flush(b: &mut Both, fd: i32) -> bool {

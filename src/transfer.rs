@@ -202,6 +202,7 @@ fn splice_the_rest(inp: c_int, pipe: c_int, n: usize, flags: c_uint) -> Outcome 
         let wait = flags & libc::SPLICE_F_NONBLOCK == 0 && done == 0;
         match poll::wait_one(pipe, libc::POLLOUT, if wait { -1 } else { 0 }) {
             Ok(0) => return end(done, libc::EAGAIN),
+            Err(libc::EINTR) if !wait => return end(done, libc::EAGAIN),
             Ok(_) => {}
             Err(e) => return end(done, e),
         }

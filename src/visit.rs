@@ -38,6 +38,8 @@ pub fn offer_bell() {
     if BELL.load(Acquire) >= 0 {
         return;
     }
+    // A child that cannot ask waits for ever.
+    let _room = fdhigh::Room::make();
     // SAFETY: no preconditions.
     let Ok(fd) = (unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }) else { return };
     let fd = fdhigh::move_high(fd as c_int);

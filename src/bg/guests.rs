@@ -5,12 +5,39 @@ use super::search::later;
 use super::*;
 use crate::foreign;
 use crate::order::{self, Order};
+use core::sync::atomic::AtomicUsize;
+
+/// One who asks.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Guest {
+    /// For this; nothing yet.
+    conn: Option<Known>,
+    /// When it was told last that this takes a while.
+    told: i64,
+}
+
+/// How many have not got their answer.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Before the process ends, or its image: whose connection is home is to know. An end without an answer says that it is lost.
+pub fn await_answers(until: i64) {
+    let mut tries = 0;
+    while WAITING.load(SeqCst) > 0 && now_ns() < until {
+        bell::ring(0);
+        crate::sync::give_way(&mut tries);
+    }
+}
+
+/// In a forked child: they are the parent's.
+pub fn reset_after_fork() {
+    WAITING.store(0, Relaxed);
+}
 
 impl Bg {
     pub(super) fn guest_comes(&mut self, listener: c_int) {
         let accept = || rv::accept(listener);
         let Ok(fd) = watched(self.desk_epfd, token::GUEST, libc::EPOLLIN | libc::EPOLLRDHUP, accept) else { return };
-        self.guests.insert(fd, None);
+        self.guests.insert(fd, Guest::default());
     }
 
     /// It says which connection it means.
@@ -26,7 +53,7 @@ impl Bg {
         }
         let cookie = words[0];
         let mut found = None;
-        if n == Ok(8) && self.guests.get(&fd).is_some_and(|k| k.is_none()) {
+        if n == Ok(8) && self.guests.get(&fd).is_some_and(|g| g.conn.is_none()) {
             arena::each(|c| {
                 let has = matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Plain) && !c.came_by_exec();
                 let own = c.local().fd.load(Relaxed);
@@ -36,9 +63,7 @@ impl Bg {
             });
         }
         let Some(conn) = found else {
-            desk::run(|| sys::close(fd));
-            self.guests.remove(&fd);
-            return;
+            return self.guest_leaves(fd);
         };
         let who = desk::run(|| rv::credentials(fd));
         {
@@ -54,9 +79,26 @@ impl Bg {
                 pump::hurry(&mut b);
             }
         }
-        self.guests.insert(fd, Some(Known { conn, gen: conn.gen.load(Relaxed) }));
+        self.guests.insert(fd, Guest { conn: Some(Known { conn, gen: conn.gen.load(Relaxed) }), told: 0 });
+        self.count_guests();
         self.stir(conn);
         self.leave_ended(conn);
+    }
+
+    /// When one is to be told again that it must wait.
+    pub(super) fn guests_at(&self) -> i64 {
+        let waiting = self.guests.values().filter(|g| g.conn.is_some());
+        waiting.map(|g| g.told + foreign::WAIT_NS).min().unwrap_or(i64::MAX)
+    }
+
+    fn guest_leaves(&mut self, fd: c_int) {
+        desk::run(|| sys::close(fd));
+        self.guests.remove(&fd);
+        self.count_guests();
+    }
+
+    fn count_guests(&self) {
+        WAITING.store(self.guests.values().filter(|g| g.conn.is_some()).count(), SeqCst);
     }
 
     /// An operator, if it is one, wants something of all connections.
@@ -71,8 +113,7 @@ impl Bg {
             })
             .ok();
         }
-        desk::run(|| sys::close(fd));
-        self.guests.remove(&fd);
+        self.guest_leaves(fd);
     }
 
     fn obey(&mut self, o: Order) -> u64 {
@@ -97,33 +138,45 @@ impl Bg {
         concerned.len() as u64
     }
 
-    /// Tells those whose connections are home.
+    /// Tells those whose connections are home, and now and then the others that these are not.
     pub(super) fn answer_guests(&mut self) {
         if self.guests.is_empty() {
             return;
         }
-        for (fd, k) in self.guests.iter().filter_map(|(f, k)| k.map(|k| (*f, k))).collect::<Vec<_>>() {
-            let same = k.conn.gen.load(Relaxed) == k.gen;
-            if same && k.conn.phase() == Phase::Managed {
-                let mut b = k.conn.lock_both();
-                if b.sw().rx() == RxPath::Replay && visit::is_home(&mut b) {
-                    // What is repeated is plain TCP to the program that asks.
-                    let n = b.sw().replay_missing() as usize;
-                    b.sw().took_tcp(n);
-                }
-                drop(b);
-                self.stir(k.conn);
-                if k.conn.phase() == Phase::Managed {
-                    continue;
-                }
-            }
-            desk::run(|| {
+        let now = now_ns();
+        for (fd, k) in self.guests.iter().filter_map(|(f, g)| g.conn.map(|k| (*f, k))).collect::<Vec<_>>() {
+            let home = self.is_for_guest(k);
+            let due = self.guests.get_mut(&fd).is_some_and(|g| {
+                let due = home || now - g.told >= foreign::WAIT_NS;
+                g.told = if due { now } else { g.told };
+                due
+            });
+            if due {
+                let word = if home { &raw const foreign::HOME } else { &raw const foreign::WAIT };
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
                 // SAFETY: one readable byte.
-                let _ = unsafe { sys::send(fd, (&raw const foreign::HOME).cast(), 1, flags) };
-                sys::close(fd);
-            });
-            self.guests.remove(&fd);
+                let _ = desk::run(|| unsafe { sys::send(fd, word.cast(), 1, flags) });
+            }
+            if home {
+                self.guest_leaves(fd);
+            }
         }
+    }
+
+    /// Whether a connection is home.
+    fn is_for_guest(&mut self, k: Known) -> bool {
+        let away = || k.conn.gen.load(Relaxed) == k.gen && k.conn.phase() == Phase::Managed;
+        if !away() {
+            return true;
+        }
+        let mut b = k.conn.lock_both();
+        if b.sw().rx() == RxPath::Replay && visit::is_home(&mut b) {
+            // What is repeated is plain TCP to the program that asks.
+            let n = b.sw().replay_missing() as usize;
+            b.sw().took_tcp(n);
+        }
+        drop(b);
+        self.stir(k.conn);
+        !away()
     }
 }

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.
+const DEPTH: u32 = 5;
+
 impl Set {
     /// Makes an exposed set's fd show whether items are ready.
     pub(super) fn show(&self) {
@@ -12,14 +15,30 @@ impl Set {
 
     /// Looks which of the listed items are ready, takes the others off the list, and lets the bell's
     /// eventfd say whether any is left. Returns that.
+    ///
+    /// It is not rung for what it says already: to who waits for edges of this set that would be one.
     pub(super) fn settle(&self) -> bool {
         let b = self.bell.load(Acquire);
         if b == 0 {
             return false;
         }
-        bell::clear(b);
         bell::renew(b);
         link::drain_hints_of(b, 0);
+        let any = self.sift();
+        if !any {
+            bell::clear(b);
+            bell::renew(b);
+            // What was rung for until then.
+            link::drain_hints_of(b, 0);
+        }
+        if self.listed.load(SeqCst) > 0 && sys::poll_now(bell::fd(b), libc::POLLIN) == 0 {
+            bell::ring(b);
+        }
+        any
+    }
+
+    /// Leaves those on the list that are ready, or by edges have news. Returns whether there are any.
+    fn sift(&self) -> bool {
         let listed: Vec<(c_int, &'static Conn, u32, Told, u32)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
@@ -38,24 +57,28 @@ impl Set {
         let mut any = false;
         for (fd, conn, events, told, seats) in listed {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
-            if events & ET != 0 || conn.readiness(mask) == 0 {
-                self.arm(conn, mask, seats);
-                let news = if events & ET != 0 { News::of(conn) } else { News::default() };
-                let got = conn.readiness(mask);
-                if got == 0 || events & ET != 0 && !told.has_news(news, got) {
-                    continue;
-                }
+            // Also of what is ready: more is an edge.
+            self.arm(conn, mask, seats);
+            let news = if events & ET != 0 { News::of(conn) } else { News::default() };
+            let got = conn.readiness(mask);
+            if got == 0 || events & ET != 0 && !told.has_news(news, got) {
+                continue;
             }
-            self.push_ready(fd, conn);
+            self.list(fd, conn, 0);
             any = true;
         }
         any
     }
 
     /// Whether an exposed set, whose `fd` is readable, has an event. Its bell may have rung for nothing, again and
-    /// again, in the middle of an upgrade.
+    /// again, in the middle of an upgrade; so may the bells of sets in it.
     fn has_event(&self, fd: c_int) -> bool {
+        self.has_event_within(fd, DEPTH)
+    }
+
+    fn has_event_within(&self, fd: c_int, depth: u32) -> bool {
         const ROUNDS: usize = 64;
+        let mut unexplained = false;
         for _ in 0..ROUNDS {
             if self.nests.load(Relaxed) {
                 // What makes it readable may be the bell of a set in it.
@@ -64,15 +87,38 @@ impl Set {
             if self.settle() {
                 return true;
             }
+            chaos::stumble();
             if sys::poll_now(fd, libc::POLLIN) == 0 {
                 return false;
             }
-            if sys::poll_now(bell::fd(self.bell.load(Acquire)), libc::POLLIN) == 0 {
-                // Something of the kernel's own.
+            if sys::poll_now(bell::fd(self.bell.load(Acquire)), libc::POLLIN) != 0 || self.nests_idle(depth) {
+                continue;
+            }
+            // Something of the kernel's own, unless another thread has just cleared the bell that rang.
+            if core::mem::replace(&mut unexplained, true) {
                 return true;
             }
         }
         true
+    }
+
+    /// Whether a set in this one is readable, and has no event.
+    fn nests_idle(&self, depth: u32) -> bool {
+        if depth == 0 || !self.nests.load(Relaxed) {
+            return false;
+        }
+        let nested: Vec<(c_int, &'static Set)> = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            unsafe { &(*self.inner.get()).nested }.iter().map(|n| (n.fd, n.set)).collect()
+        };
+        let mut idle = false;
+        for (fd, set) in nested {
+            if table::is_set(fd, set) && set.exposed.load(Relaxed) && sys::poll_now(fd, libc::POLLIN) != 0 {
+                idle |= !set.has_event_within(fd, depth - 1);
+            }
+        }
+        idle
     }
 
     pub(super) fn expose(&self) {

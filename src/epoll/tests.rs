@@ -98,3 +98,42 @@ fn a_one_shot_that_is_armed_for_something_else_fires_again() {
         end((s, epfd));
     }
 }
+
+/// Bytes come by TCP, in the middle of an upgrade, behind an edge that was told of: nobody but the kernel says so to a
+/// thread that does not wait until the background thread has.
+#[test]
+fn who_only_looks_sees_more_behind_an_edge() {
+    use crate::io::tests::{armed, arrive};
+    let slot = crate::layout::Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
+    let (s, epfd) = set_for_tests();
+    s.need_bell().unwrap();
+    {
+        let c = s.begin_change();
+        // SAFETY: nobody else knows the set.
+        let inner = unsafe { &mut *s.inner.get() };
+        let item = Item::new(conn, &epoll_event { events: IN | ET, u64: 7 }, true);
+        inner.items.change(&c).insert(Key::new(fd, conn), item);
+    }
+    s.managed.store(1, SeqCst);
+    s.push_ready(fd, conn);
+    let look = || {
+        let mut evs = [event(0); 4];
+        s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null())
+    };
+    assert_eq!(look(), Ok(0));
+    for bytes in [b"abc", b"def", b"ghi"] {
+        arrive(conn, &mut theirs, bytes);
+        assert_eq!(look(), Ok(1), "bytes that nobody was told of");
+        assert_eq!(look(), Ok(0), "told once");
+        std::io::Read::read_exact(&mut &ours, &mut [0; 3]).unwrap();
+        conn.stats().rx_bytes_tcp.fetch_add(3, Relaxed);
+        assert_eq!(look(), Ok(0), "all is read");
+    }
+    conn.set_phase(Phase::Closed);
+    // SAFETY: nobody else knows the set.
+    let inner = unsafe { &mut *s.inner.get() };
+    inner.remove(Key::new(fd, conn), &s.begin_change());
+    end((s, epfd));
+}

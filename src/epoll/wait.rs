@@ -105,7 +105,8 @@ impl Set {
                     got = conn.readiness(mask);
                 }
                 chaos::stumble();
-                let moves = got & IN == 0 && mask & IN != 0 && !conn.reads_ring();
+                // What is level-triggered stays on the list once it is ready; of more behind an edge only the kernel tells.
+                let moves = (got & IN == 0 || events & ET != 0) && mask & IN != 0 && !conn.reads_ring();
                 if got == 0 && !moves && events & ET == 0 {
                     continue;
                 }
@@ -516,7 +517,13 @@ impl Set {
 
     /// Not in line: it has much on its stack, which those who only look should not pay for.
     #[inline(never)]
-    fn wait(&self, evs: *mut epoll_event, max: c_int, timeout_ns: i64, mask: *const sigset_t) -> Result<isize, Errno> {
+    pub(super) fn wait(
+        &self,
+        evs: *mut epoll_event,
+        max: c_int,
+        timeout_ns: i64,
+        mask: *const sigset_t,
+    ) -> Result<isize, Errno> {
         let moves = self.moves.load(SeqCst);
         match self.wait_once(evs, max, timeout_ns, mask) {
             Err(libc::EINTR) => self.interrupted(evs, max as usize, moves),

@@ -1,7 +1,7 @@
 //! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
 
 use super::cx::{untried, Cx, Op, Res, Why};
-use super::procs::bye;
+use super::procs::{bye, child, reap};
 use super::Check;
 use crate::{ensure, same, sys};
 use libc::{c_char, c_int};
@@ -25,6 +25,8 @@ pub const CHECKS: &[Check] = &[
     ("image-no-file", no_file),
     ("image-untouched", untouched),
     ("image-outlives-us", outlives),
+    ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
+    ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
 ];
 
 /// The number of the connection in the new image.
@@ -32,6 +34,16 @@ pub(super) const NUMBER: RawFd = 57;
 const SHELL: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 /// The environment is changed on the way.
 const BARE: &[&str] = &["/usr/bin/env", "-u", "LD_PRELOAD", "bash", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+/// One that uses it itself, and so asks for it once. What it writes before it is home resets the connection.
+const ITSELF: &[&str] =
+    &["/bin/bash", "-c", "printf 0123456789 >&57; LC_ALL=C read -r -N 1000 -u 57 x; printf %s \"$x\""];
+/// The same with a handler, which runs while it waits.
+const SIGNALLED: &[&str] = &[
+    "/bin/bash",
+    "-c",
+    "trap : USR1; (sleep 0.2; kill -USR1 $$) & \
+     printf 0123456789 >&57; LC_ALL=C read -r -N 1000 -u 57 x; printf %s \"$x\"",
+];
 pub(super) const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 
 #[derive(Clone, Copy, PartialEq)]
@@ -239,4 +251,62 @@ fn outlives(cx: &mut Cx) -> Res {
     sys::waitpid(pid)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads in the end");
     Ok(())
+}
+
+/// The peer is stopped for `ms` milliseconds, from before the program is there: what it reads in the end is what was sent, and
+/// none of the frames by which the connection comes home.
+fn of_a_stopped_peer(cx: &mut Cx, ms: u64, words: &[&str]) -> Res {
+    const GO_ON: u8 = b'.';
+    let (l, port) = sys::listen(0, 4)?;
+    let pid = child(|| {
+        let fd = sys::accept(l, 0)?;
+        let mut b = [0; 16];
+        while b[0] != GO_ON {
+            sys::read_exact(fd, &mut b)?;
+            sys::write_all(fd, &b)?;
+        }
+        sys::write_all(fd, &[b'x'; 1000])?;
+        // SAFETY: no pointers.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        sys::read_exact(fd, &mut b[..10])?;
+        same!(&b[..10], b"0123456789", "what the program wrote");
+        Ok(())
+    })?;
+    let fd = sys::connect(port)?;
+    let mut b = [0; 16];
+    let mut trip = |what: u8| -> Result<bool, Why> {
+        let before = sys::tcp_bytes(fd)?;
+        sys::write_all(fd, &[what; 16])?;
+        sys::read_exact(fd, &mut b)?;
+        Ok(sys::tcp_bytes(fd)? == before)
+    };
+    let mut left = false;
+    for i in 0..2000 {
+        left |= trip(b'-')?;
+        if i > 80 && (left || !cx.is_to_leave()) {
+            break;
+        }
+        crate::util::pause_ms(u64::from(i % 8 == 7));
+    }
+    ensure!(left || !cx.is_to_leave(), "the connection never left TCP");
+    trip(GO_ON)?;
+    let mut st = 0;
+    // SAFETY: room for one int.
+    same!(unsafe { libc::waitpid(pid, &mut st, libc::WUNTRACED) }, pid, "the peer is stopped");
+    ensure!(libc::WIFSTOPPED(st), "the peer has ended: {st:#x}");
+    sys::dup2(fd, NUMBER)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let image = start(How::Fork, words, wr)?;
+    sys::close(wr)?;
+    crate::util::pause_ms(ms);
+    sys::kill(pid, libc::SIGCONT)?;
+    let b = read_all(rd)?;
+    same!(sys::waitpid(image)?, 0, "status of the program");
+    ensure!(b == [b'x'; 1000], "the program read {} bytes: {:?}", b.len(), &b[..b.len().min(40)]);
+    for fd in [fd, NUMBER, l, rd] {
+        sys::close(fd)?;
+    }
+    reap(pid)?;
+    cx.warm(4, 0)
 }

@@ -29,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("close-by-syscall", close_by_syscall),
     ("fork-child-writes", fork_child_writes),
     ("fork-child-reads", fork_child_reads),
+    ("fork-without-room-for-fds", fork_without_room),
     ("fork-both", fork_both),
     ("fork-child-closes", fork_child_closes),
     ("fork-parent-closes", fork_parent_closes),
@@ -437,6 +438,33 @@ fn fork_child_reads(cx: &mut Cx) -> Res {
     cx.warm(20, 0)?;
     bye(cx)?;
     Ok(())
+}
+
+/// A fork where the program has as many fds as it may.
+fn fork_without_room(cx: &mut Cx) -> Res {
+    const MOST: u64 = 100;
+    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `r` is writable, and then readable.
+    unsafe {
+        same!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut r), 0, "getrlimit");
+        r.rlim_cur = MOST;
+        same!(libc::setrlimit(libc::RLIMIT_NOFILE, &r), 0, "setrlimit");
+    }
+    let mut all = Vec::new();
+    while let Ok(fd) = sys::dup(cx.fd) {
+        all.push(fd);
+    }
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let mut c = cx.with_fd(cx.fd);
+    reap(child(move || c.recv(1000))?)?;
+    // SAFETY: `r` is writable.
+    same!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) }, 0, "getrlimit");
+    same!(r.rlim_cur, MOST, "the limit");
+    same!(sys::dup(cx.fd), Err(libc::EMFILE), "dup");
+    all.into_iter().try_for_each(sys::close)?;
+    cx.rx += 1000;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    cx.recv(1000)
 }
 
 fn fork_both(cx: &mut Cx) -> Res {
