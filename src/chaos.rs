@@ -7,7 +7,7 @@ use crate::conn::{Conn, Phase};
 use crate::sync::{now_ns, timespec_of};
 use crate::sys::sys;
 use crate::{config, process};
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// What the last number was made of; 0: not seeded yet.
 static STATE: AtomicU64 = AtomicU64::new(0);
@@ -46,9 +46,22 @@ fn span() -> i64 {
     }
 }
 
+/// The setting was given, as far as has been read.
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// The settings have been read.
+pub fn set(on: bool) {
+    ON.store(on, Relaxed);
+}
+
 /// Whether a call that could take the short way is to take the general one, which is to be tested too.
 #[inline(always)]
 pub fn detours() -> bool {
+    ON.load(Relaxed) && detours_now()
+}
+
+#[cold]
+fn detours_now() -> bool {
     is_on() && next() & 1 == 0
 }
 

@@ -377,6 +377,7 @@ fn first() -> &'static Config {
     config.fill(env);
     match CONFIG.compare_exchange(core::ptr::null_mut(), mine, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
+            crate::chaos::set(config.chaos.is_some());
             config.tell();
             config
         }

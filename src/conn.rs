@@ -430,6 +430,37 @@ impl Conn {
         unsafe { self.peer.load(Acquire).as_ref() }
     }
 
+    /// Our slot and the peer's, while upgraded, of a connection that [is ours](Conn::is_ours).
+    #[inline(always)]
+    pub fn slots_of_ours(&self) -> Option<(&Slot, &Slot)> {
+        self.is_ours().then(|| self.slots_known()).flatten()
+    }
+
+    /// Our slot and the peer's as they are noted, by whoever shares the connection's memory.
+    #[inline(always)]
+    pub fn slots_known(&self) -> Option<(&Slot, &Slot)> {
+        // SAFETY: as for `own`.
+        unsafe { Some((self.own.load(Acquire).as_ref()?, self.peer.load(Acquire).as_ref()?)) }
+    }
+
+    /// The peer's slot, while upgraded, of one that [is ours](Conn::is_ours), and stays as it is as long as the caller holds a
+    /// lock of it.
+    #[inline(always)]
+    pub fn peer_held(&self) -> Option<&Slot> {
+        // SAFETY: as for `own`.
+        unsafe { self.peer.load(Acquire).as_ref() }
+    }
+
+    /// As [`Conn::remote`], for one that is upgraded and stays so as long as the caller holds a lock of it.
+    #[inline(always)]
+    pub fn remote_held(&self) -> Option<&Remote> {
+        if self.remote_pid.load(Acquire) != crate::process::pid() {
+            return None;
+        }
+        // SAFETY: as below; such a connection has a link, which changes under both locks.
+        unsafe { (*self.link.load(Acquire)).remote() }
+    }
+
     /// What copies its rings to another host, while upgraded over such a link of this process.
     #[inline]
     pub fn remote(&self) -> Option<&Remote> {

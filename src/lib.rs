@@ -10,6 +10,7 @@ pub mod desk;
 pub mod dispatch;
 pub mod early;
 pub mod edges;
+pub mod elf;
 pub mod epoll;
 pub mod fault;
 pub mod fdhigh;

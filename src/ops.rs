@@ -237,15 +237,28 @@ macro_rules! foreign {
 ///
 /// # Safety
 /// As for the call.
-#[inline]
+#[inline(always)]
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Outcome {
-    foreign!(fd);
-    let quick = match io::young::conn(fd) {
+    let Some(at) = table::Place::of(fd) else { return Outcome::Bypass };
+    let noted = at.noted();
+    if noted == 0 {
+        return Outcome::Bypass;
+    }
+    // SAFETY: noted just now.
+    if let Some(c) = unsafe { table::settled(noted) }.filter(|c| c.is_managed()) {
         // SAFETY: the caller's promise.
-        Some(c) => unsafe { io::young::recv(c, fd, buf, len, flags) },
-        // SAFETY: as above.
-        None => unsafe { io::steady::recv(fd, buf, len, flags) }.map(|n| Outcome::Done(n.get() as isize)),
-    };
+        if let Some(n) = unsafe { io::steady::recv(at, c, buf, len, flags) } {
+            return Outcome::Done(n.get() as isize);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { recv_otherwise(fd, buf, len, flags) }
+}
+
+#[inline(never)]
+unsafe fn recv_otherwise(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    let quick = io::young::conn(fd).and_then(|c| unsafe { io::young::recv(c, fd, buf, len, flags) });
     // SAFETY: as above.
     quick.unwrap_or_else(|| unsafe { io::recv(fd, &io::one(buf, len), core::ptr::null_mut(), flags) })
 }
@@ -364,15 +377,28 @@ pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
 ///
 /// # Safety
 /// As for the call.
-#[inline]
+#[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
-    foreign!(fd);
-    let quick = match io::young::conn(fd) {
+    let Some(at) = table::Place::of(fd) else { return Outcome::Bypass };
+    let noted = at.noted();
+    if noted == 0 {
+        return Outcome::Bypass;
+    }
+    // SAFETY: noted just now.
+    if let Some(c) = unsafe { table::settled(noted) }.filter(|c| c.is_managed()) {
         // SAFETY: the caller's promise.
-        Some(c) => unsafe { io::young::send(c, fd, buf, len, flags) },
-        // SAFETY: as above.
-        None => unsafe { io::steady::send(fd, buf, len, flags) }.map(|n| Outcome::Done(n.get() as isize)),
-    };
+        if let Some(n) = unsafe { io::steady::send(at, c, buf, len, flags) } {
+            return Outcome::Done(n.get() as isize);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { send_otherwise(fd, buf, len, flags) }
+}
+
+#[inline(never)]
+unsafe fn send_otherwise(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    let quick = io::young::conn(fd).and_then(|c| unsafe { io::young::send(c, fd, buf, len, flags) });
     // SAFETY: as above.
     quick.unwrap_or_else(|| unsafe { io::send(fd, &io::one(buf, len), core::ptr::null(), flags) })
 }

@@ -6,15 +6,15 @@
 //! first has something to gain from it. All that it offers is plain C, so the
 //! two need not come from the same compiler; [`VERSION`] says whether they fit.
 //!
-//! Except for `post`, `post_recv`, `poll`, `arm` and `heard`, which any thread
-//! may call, the functions are for one thread: the background thread.
+//! Except for `post`, `post_recv`, `poll`, `arm` and `heard`, and what `direct` gives, which any
+//! thread may call, the functions are for one thread: the background thread.
 
 use crate::log::{log, Level};
-use core::ffi::{c_char, c_int, c_void, CStr};
+use core::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -46,16 +46,119 @@ pub struct Write {
     pub reserved: u32,
 }
 
-/// The write is to give a completion here.
-pub const SIGNALED: u32 = 1;
-/// The bytes are copied when the write is posted.
-pub const INLINE: u32 = 2;
+/// The write is to give a completion here. As the two that follow, libibverbs' own value.
+pub const SIGNALED: u32 = 2;
 /// The receiver is to be woken if it sleeps.
 pub const SOLICITED: u32 = 4;
+/// The bytes are copied when the write is posted.
+pub const INLINE: u32 = 8;
 /// Only the bytes go: the receiver gets no completion. For measurements.
-pub const UNTOLD: u32 = 8;
+pub const UNTOLD: u32 = 32;
 /// Only `imm` goes, by a send. For measurements.
-pub const SEND: u32 = 16;
+pub const SEND: u32 = 64;
+
+/// A queue pair as libibverbs has it, and the functions of its device, for what is done for each message: valid until it is
+/// closed. Requests and completions are libibverbs' own.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Direct {
+    /// The queue pair, and its completion queue.
+    pub qp: *mut c_void,
+    /// See `qp`.
+    pub cq: *mut c_void,
+    /// Where the function is told that posts requests. It returns 0 only if all were posted.
+    pub post: *const unsafe extern "C" fn(*mut c_void, *mut Request, *mut *mut Request) -> c_int,
+    /// Where the function is told that takes completions. It returns their count, or a negative value.
+    pub poll: *const unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int,
+    /// Whether `post` is no cancellation point, and changes `errno` only where it fails; what it was then is put back by
+    /// `restore`.
+    pub quiet: u32,
+    /// See `quiet`.
+    pub restore: extern "C" fn(),
+}
+
+/// `struct ibv_sge`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Piece {
+    /// What to send, ...
+    pub addr: u64,
+    /// ... how much of it, ...
+    pub length: u32,
+    /// ... and the key of its memory.
+    pub lkey: u32,
+}
+
+/// `struct ibv_send_wr`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Request {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The next one of a list.
+    pub next: *mut Request,
+    /// What to send.
+    pub sg_list: *mut Piece,
+    /// How many pieces that is.
+    pub num_sge: c_int,
+    /// [`WRITE_WITH_IMM`], for example.
+    pub opcode: c_uint,
+    /// [`SIGNALED`], [`INLINE`], [`SOLICITED`].
+    pub send_flags: c_uint,
+    /// In the network's order.
+    pub imm_data: u32,
+    /// Where to.
+    pub remote_addr: u64,
+    /// The key of the memory there.
+    pub rkey: u32,
+    /// Of other kinds of requests.
+    pub rest: [u64; 9],
+}
+
+/// `IBV_WR_RDMA_WRITE_WITH_IMM`.
+pub const WRITE_WITH_IMM: c_uint = 1;
+
+/// `struct ibv_wc`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Completion {
+    /// Of the write that was posted; 0: of a receive.
+    pub wr_id: u64,
+    /// 0, or what went wrong.
+    pub status: c_uint,
+    /// Not after a failure, and so all that follows.
+    pub opcode: c_uint,
+    /// The device's own.
+    pub vendor_err: u32,
+    /// How much the peer has written.
+    pub byte_len: u32,
+    /// In the network's order.
+    pub imm_data: u32,
+    /// Whose it is.
+    pub qp_num: u32,
+    /// Of other kinds of queue pairs, as the rest.
+    pub src_qp: u32,
+    /// See `src_qp`.
+    pub wc_flags: c_uint,
+    /// See `src_qp`.
+    pub rest: [u32; 2],
+}
+
+impl Completion {
+    /// Whether the peer has written (else: a write of ours is done). Ids of writes are not 0.
+    #[inline(always)]
+    pub fn is_received(&self) -> bool {
+        /// In the opcodes of all kinds of receives.
+        const RECEIVE: c_uint = 128;
+        if self.status == 0 {
+            self.opcode & RECEIVE != 0
+        } else {
+            self.wr_id == 0
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Request>() == 128 && size_of::<Completion>() == 48 && size_of::<Piece>() == 16);
 
 /// A completion.
 #[derive(Debug, Clone, Copy, Default)]
@@ -217,6 +320,8 @@ pub struct Api {
     pub open: unsafe extern "C" fn(*mut c_void, u32, u32, u64, *mut Limits) -> c_int,
     /// The channel of a queue pair that is open.
     pub channel: unsafe extern "C" fn(*mut c_void, *mut Channel),
+    /// The queue pair itself, when it is open.
+    pub direct: unsafe extern "C" fn(*mut c_void, *mut Direct),
     /// Takes an event from a channel, never waiting: 1 and the token of the queue pair, or 0.
     pub heard: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
     /// Registers memory for a queue pair that is open. The last but one: whether the peer may write.

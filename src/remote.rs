@@ -10,15 +10,15 @@
 //! A peer can write two things only: the pieces of the mirror that hold ring bytes, and the area of its
 //! notes. Slots of the mirror are written by this process, from what was checked.
 //!
-//! Two locks that nobody waits for: who cannot have `post_lock` leaves a bit in `pending`, and its holder
-//! looks again after letting go; who cannot have `poll_lock` while it spins knows that somebody polls.
+//! Two locks that nobody waits for: who cannot have `post_lock` leaves a bit in `pending` and says so in `left`,
+//! and its holder looks again after letting go; who cannot have `poll_lock` while it spins knows that somebody polls.
 //! Only who is about to sleep waits for `poll_lock`. Both are leaves.
 
 use crate::conn::Conn;
 use crate::desk;
 use crate::layout::*;
 use crate::link::Msg;
-use crate::provider::{Api, Channel, Limits, Memory, Write};
+use crate::provider::{Api, Channel, Direct, Limits, Memory, Piece, Request, Write};
 use crate::shm::{self, Map};
 use crate::side::Side;
 use crate::sync::Lock;
@@ -31,6 +31,7 @@ mod flight;
 mod guard;
 mod poll;
 mod post;
+mod short;
 
 use flight::Flight;
 pub use guard::{
@@ -44,6 +45,8 @@ pub use poll::{progress, spun};
 pub const RECEIVES: u32 = 256;
 /// Writes that may be under way.
 const WRITES: usize = 512;
+/// See `Remote::silent`.
+const SILENT: u64 = 16;
 /// Receives of the peer that are kept for telling it that ours are free again.
 const RESERVE: u64 = 16;
 /// So many receives are used up before the peer is told.
@@ -74,6 +77,11 @@ const _: () = assert!(size_of::<Full>() <= NOTE_BYTES && size_of::<Note>() <= NO
 mod imm {
     /// Bytes of the ring of a slot (12 bits), and how far we have read the peer's (18 bits, in [`UNIT`]s).
     pub const DATA: u32 = 0;
+    /// The first kind.
+    #[inline]
+    pub fn data(slot: u32, consumed: u64) -> u32 {
+        DATA << 30 | slot << 18 | (consumed / UNIT % UNITS) as u32
+    }
     /// A note (its number, 8 bits).
     pub const NOTE: u32 = 1;
     /// What cursors are rounded down to.
@@ -181,6 +189,24 @@ impl Gather {
     const SOFTWARE: Gather = Gather { bytes: 2 * PIECE, quiet_ns: 100_000, look_ns: 200_000 };
 }
 
+/// The last write of a slot's bytes, as long as the next one lies behind it, in a piece of a ring and of registered memory that
+/// ends at byte `end`, ever. The request points to the piece beside it.
+#[derive(Clone, Copy)]
+struct Next {
+    end: u64,
+    /// What its immediate value says of our reading, in bytes.
+    read: u64,
+    request: Request,
+    piece: Piece,
+}
+
+impl Default for Next {
+    fn default() -> Next {
+        // SAFETY: plain numbers and pointers, for which zeroes are valid.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
 /// How far one of our slots has been copied to the peer.
 #[derive(Clone, Copy, Default)]
 struct Copied {
@@ -192,6 +218,7 @@ struct Copied {
     start: u64,
     page: u32,
     flags: u32,
+    next: Next,
     /// What was said last.
     consumed: u64,
     goal: u64,
@@ -207,12 +234,14 @@ struct Post {
     /// Writes posted and done, ever.
     posted: u64,
     done: u64,
-    /// Writes posted since the last that gives a completion.
+    /// Up to which number writes may be posted the short way, as known when one went the long way last.
+    limit: u64,
+    /// After so many more writes one gives a completion.
     silent: u32,
     /// Notes written, ever.
     notes: u64,
-    /// Calls that posted writes, and writes that give a completion.
-    calls: u64,
+    /// Writes that were not the first of their call, and those that give a completion.
+    more: u64,
     signaled: u64,
     /// Whose bytes each write carries, `u16::MAX`: nobody's.
     whose: [u16; WRITES],
@@ -243,9 +272,17 @@ pub struct Remote {
     token: u64,
     /// Where that tells of completions.
     pub channel: Channel,
+    direct: Direct,
+    /// Where a device names the request that it refuses.
+    bad: UnsafeCell<*mut Request>,
     inline: u32,
     writes: u64,
+    /// Of so many writes in a row one gives a completion, whatever their connections need.
+    silent: u32,
     gather: Gather,
+    /// Up to so many bytes are sent in the short way, and in the shortest: see `short`.
+    short: u64,
+    shortest: u64,
     /// A timer for the background thread, which then looks whether writes are done that nobody looks at meanwhile;
     /// -1: there is none, and nobody relies on it.
     timer: AtomicI32,
@@ -268,6 +305,8 @@ pub struct Remote {
     pub failed: AtomicBool,
     /// What the completion queue is armed for: 0 nothing, 1 the peer's writes, 2 anything.
     armed: AtomicU32,
+    /// Somebody could not have `post_lock`: its holder is to look whether there is work.
+    left: AtomicBool,
     /// Slots with something to send, and those that wait for writes to be done or for receives.
     pending: Bits,
     waiting: Bits,
@@ -385,8 +424,16 @@ impl Half {
             (api.channel)(id, &raw mut (*remote).channel);
             (*remote).inline = limits.inline;
             (*remote).gather = if limits.software != 0 { Gather::SOFTWARE } else { Gather::HARDWARE };
+            (*remote).short = (*remote).gather.bytes.min(flight::LARGE);
+            (api.direct)(id, &raw mut (*remote).direct);
+            (*remote).short -= 1;
+            if (*remote).direct.quiet != 0 {
+                (*remote).shortest = (*remote).short.min(limits.inline.into());
+            }
             (*remote).timer = AtomicI32::new(-1);
             (*remote).writes = u64::from(limits.writes).min(WRITES as u64);
+            (*remote).silent = ((*remote).writes / 4).clamp(1, SILENT) as u32;
+            (*(*remote).post.get()).silent = (*remote).silent;
             (*remote).seg = side.base();
             (*remote).mirror = mirror.base;
             (*remote).lkeys[HEAD] = AtomicU64::new(u64::from(memory[0].lkey) | 1 << 32);
@@ -533,6 +580,8 @@ impl Remote {
         let _p = self.poll_lock.lock();
         let _q = self.post_lock.lock();
         let id = self.id.swap(core::ptr::null_mut(), AcqRel);
+        // SAFETY: guarded by `post_lock`.
+        unsafe { (*self.post.get()).limit = 0 };
         if !id.is_null() {
             // SAFETY: whoever uses it holds one of the locks, and looks for null then.
             unsafe {
@@ -552,7 +601,13 @@ impl Remote {
             crate::log::Level::Debug,
             format_args!(
                 "verbs: {} writes in {} calls ({} notes, {} with a completion), {} came, {} looks, {} times armed",
-                p.posted, p.calls, p.notes, p.signaled, q.taken, q.looks, q.armed
+                p.posted,
+                p.posted - p.more,
+                p.notes,
+                p.signaled,
+                q.taken,
+                q.looks,
+                q.armed
             ),
         );
         drop((q_guard, p_guard));

@@ -57,6 +57,10 @@ pub struct TxRing {
     start: u64,
     ptr: *mut u8,
     cap: u64,
+    /// Up to which byte, ever, what is written next lies in one piece that the peer is known to have read, and where byte 0
+    /// of that would be.
+    straight: u64,
+    base: usize,
     /// What the peer has given back, to be repeated on TCP before what is in the ring.
     pub back: Kept,
 }
@@ -74,6 +78,8 @@ impl Default for TxRing {
             start: 0,
             ptr: core::ptr::null_mut(),
             cap: 0,
+            straight: 0,
+            base: 0,
             back: Kept::NONE,
         }
     }
@@ -117,6 +123,7 @@ impl TxRing {
         self.start = self.produced;
         self.ptr = side.block(page);
         self.cap = 1 << log2;
+        self.straight = 0;
         true
     }
 
@@ -145,6 +152,7 @@ impl TxRing {
         Ok(())
     }
 
+    #[inline(always)]
     fn room(&self) -> usize {
         (self.cap - (self.produced - self.consumed.max(self.start))) as usize
     }
@@ -251,6 +259,7 @@ impl TxRing {
     /// be in its way.
     pub fn take_back(&mut self, from: u64) {
         self.produced = from.max(self.shown()).max(self.start).min(self.produced);
+        self.straight = 0;
     }
 
     /// Writes as much as fits, and publishes it whenever there is `most` that is not.
@@ -275,6 +284,40 @@ impl TxRing {
         Ok(n)
     }
 
+    /// As [`TxRing::write_all`] of one part, of at most [`STRIDE`] bytes. `far`: not where the ring is small for them, and it is
+    /// not just their place that is there.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn write_one(&mut self, src: *const u8, len: usize, far: bool) -> bool {
+        let (begin, end) = (self.produced, self.produced.wrapping_add(len as u64));
+        if end > self.straight {
+            // SAFETY: the caller's promise.
+            return !(far && self.is_small_for(len)) && unsafe { self.write_around(src, len) };
+        }
+        // SAFETY: the bytes lie in the block, which is ours, and the peer has consumed what lay there.
+        if unsafe { copy(src, self.base.wrapping_add(begin as usize) as *mut u8, len) }.is_err() {
+            return false;
+        }
+        self.produced = end;
+        self.own().produced.store(end, Release);
+        true
+    }
+
+    #[inline(never)]
+    unsafe fn write_around(&mut self, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.write_all(core::iter::once((src, len)), len) };
+        if !self.ptr.is_null() {
+            let at = (self.produced - self.start) & (self.cap - 1);
+            let lap = self.produced - at;
+            self.straight = self.cap + lap.min(self.consumed.max(self.start));
+            self.base = (self.ptr as usize).wrapping_sub(lap as usize);
+        }
+        done
+    }
+
     /// Writes `parts`, `len` bytes together, at once and publishes them, if there is room for them and they are few, and the
     /// program has them. False: it has written nothing.
     ///
@@ -282,7 +325,7 @@ impl TxRing {
     /// Each part must be the program's for its length, or readable.
     #[inline(always)]
     pub unsafe fn write_all(&mut self, parts: impl Iterator<Item = (*const u8, usize)>, len: usize) -> bool {
-        if len > STRIDE || self.space(len).unwrap_or(0) < len {
+        if len > STRIDE || self.room() < len && (self.refresh().is_err() || self.room() < len) {
             return false;
         }
         let begin = self.produced;
@@ -516,13 +559,18 @@ impl RxRing {
         }
         let peer = self.peer();
         let produced = peer.produced.load(Acquire);
-        // Read after `produced`, so every piece that these bytes lie in is announced.
-        if peer.geo_count.load(Acquire) != self.geo_next || produced <= self.consumed || self.end != u64::MAX {
+        if produced <= self.consumed {
             return 0;
         }
         let there = produced - self.consumed;
         let n = there.min(len as u64) as usize;
-        if there > self.cap || n < least || n > STRIDE {
+        // Read after `produced`, so every piece that these bytes lie in is announced.
+        let here = if peer.geo_count.load(Acquire) == self.geo_next && self.end == u64::MAX {
+            there
+        } else {
+            self.available().unwrap_or(0) as u64
+        };
+        if here > self.cap || (n as u64) > here || n < least || n > STRIDE {
             return 0;
         }
         let at = ((self.consumed - self.start) & (self.cap - 1)) as usize;

@@ -202,7 +202,8 @@ impl Switch {
     /// Whether what is sent goes to the ring, with nothing before it, and no return was asked for.
     #[inline(always)]
     pub fn is_steady(&self) -> bool {
-        self.tx == TxPath::Ring && !self.leaving() && self.pending().is_empty()
+        // Where nothing is pending the length is 0, see `written`.
+        self.tx == TxPath::Ring && !self.leaving() && self.pending_len == 0
     }
 
     /// Whether frames were sent that the peer may not have read.

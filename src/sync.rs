@@ -1,7 +1,7 @@
 //! Futexes, and a lock that lives in shared memory.
 
 use crate::sys::{sys, SysResult};
-use crate::thread::{enter, leave, tid};
+use crate::thread::{enter, leave, tid, Within};
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::compiler_fence;
 #[cfg(not(target_arch = "x86_64"))]
@@ -109,10 +109,22 @@ impl Drop for Guard<'_> {
     }
 }
 
-impl Guard<'_> {
+/// Of a lock that is held within a critical section which outlasts that. Unlocks when dropped.
+pub(crate) struct Held<'a>(&'a Lock);
+
+impl Drop for Held<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.0 .0.swap(0, Release) & WAITERS != 0 {
+            futex_wake(&self.0 .0, 1);
+        }
+    }
+}
+
+impl Held<'_> {
     /// Unlocks. What was stored before is seen by all before anything is loaded after it.
-    #[inline]
-    pub fn unlock_and_fence(self) {
+    #[inline(always)]
+    pub(crate) fn unlock_and_fence(self) {
         drop(self);
         // An exchange is such a fence already on this processor.
         #[cfg(target_arch = "x86_64")]
@@ -137,6 +149,12 @@ impl Lock {
         }
         leave();
         None
+    }
+
+    /// The same within a critical section of the caller's.
+    #[inline(always)]
+    pub(crate) fn try_hold<'a>(&'a self, by: Within<'a>) -> Option<Held<'a>> {
+        self.0.compare_exchange(0, by.0, Acquire, Relaxed).is_ok().then(|| Held(self))
     }
 
     /// Whether this very thread holds it: a signal handler has interrupted a call of ours.
@@ -208,4 +226,22 @@ pub fn full_fence() {
     }
     #[cfg(not(target_arch = "x86_64"))]
     fence(SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::thread::Critical;
+
+    /// What was not taken is not let go.
+    #[test]
+    fn a_lock_that_another_has_stays_his() {
+        let (lock, c) = (Lock::new(), Critical::new());
+        let held = lock.try_hold(c.within());
+        assert!(held.is_some() && lock.is_held());
+        assert!(lock.try_hold(c.within()).is_none());
+        assert!(lock.is_held());
+        drop(held);
+        assert!(!lock.is_held());
+    }
 }

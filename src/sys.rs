@@ -207,6 +207,23 @@ extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
+/// Runs `f`, a call into a library, with `errno` kept, and the thread from being cancelled.
+#[inline(always)]
+pub fn keeping<R>(f: impl Fn() -> R) -> R {
+    if crate::process::has_threads() {
+        let _keep = Kept::new();
+        return f();
+    }
+    // SAFETY: the thread's own variable.
+    unsafe {
+        let errno = libc::__errno_location();
+        let was = *errno;
+        let r = f();
+        *errno = was;
+        r
+    }
+}
+
 impl Kept {
     /// Until this is dropped.
     #[allow(clippy::new_without_default)]

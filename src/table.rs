@@ -10,6 +10,8 @@ use libc::c_int;
 const MAX_FDS: usize = 1 << 20;
 
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(core::ptr::null_mut());
+/// So many fds there is room for.
+static LIMIT: AtomicUsize = AtomicUsize::new(0);
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static ANY_TCP: AtomicBool = AtomicBool::new(false);
 
@@ -27,6 +29,7 @@ pub enum Entry {
 pub fn init() {
     if let Ok(m) = shm::anon_private(MAX_FDS * size_of::<AtomicUsize>()) {
         TABLE.store(m.base.cast(), Release);
+        LIMIT.store(MAX_FDS, Release);
     }
 }
 
@@ -39,12 +42,54 @@ pub fn for_tests() {
 
 #[inline(always)]
 fn cell(fd: c_int) -> Option<&'static AtomicUsize> {
-    let t = TABLE.load(Relaxed);
-    if t.is_null() || fd as u32 as usize >= MAX_FDS {
+    // There is a table where there is room.
+    if fd as u32 as usize >= LIMIT.load(Acquire) {
         return None;
     }
     // SAFETY: in bounds of a mapping that is never unmapped; zeroes are valid.
-    Some(unsafe { &*t.add(fd as usize) })
+    Some(unsafe {
+        let table = TABLE.load(Relaxed);
+        core::hint::assert_unchecked(!table.is_null());
+        &*table.add(fd as u32 as usize)
+    })
+}
+
+/// Where it is noted what an fd is: for calls that look at that more than once.
+#[derive(Clone, Copy)]
+pub struct Place(&'static AtomicUsize);
+
+impl Place {
+    /// That of `fd`.
+    #[inline(always)]
+    pub fn of(fd: c_int) -> Option<Place> {
+        cell(fd).map(Place)
+    }
+
+    /// What stands there; 0: the library knows nothing of the fd.
+    #[inline(always)]
+    pub fn noted(self) -> usize {
+        self.0.load(Acquire)
+    }
+
+    /// Whether the fd is (still) this connection, which is not fresh.
+    #[inline(always)]
+    pub fn is(self, c: &Conn) -> bool {
+        self.noted() == c as *const Conn as usize
+    }
+}
+
+/// The connection that was noted so, if it is not fresh.
+///
+/// # Safety
+/// It must be what [`Place::noted`] gave.
+#[inline(always)]
+pub unsafe fn settled(noted: usize) -> Option<&'static Conn> {
+    // Sets have the lowest bit, fresh connections the other one, and so has whatever else is noted: see `TCP`.
+    match noted & 3 {
+        // SAFETY: null, or a record's address; those are never freed.
+        0 => unsafe { (noted as *const Conn).as_ref() },
+        _ => None,
+    }
 }
 
 /// Whether the library knows nothing of `fd`. One load.

@@ -132,6 +132,17 @@ impl Thread {
         v
     }
 
+    #[inline(always)]
+    fn leave(&self) {
+        compiler_fence(SeqCst);
+        let depth = self.depth.get() - 1;
+        self.depth.set(depth);
+        compiler_fence(SeqCst);
+        if depth == 0 && self.deferred.get() {
+            deliver(self);
+        }
+    }
+
     /// Whether it is in a critical section.
     pub(crate) fn is_critical(&self) -> bool {
         self.depth.get() > 0
@@ -193,15 +204,7 @@ pub(crate) fn enter() -> u32 {
 /// Ends a critical section, and lets signals that came in it have their handlers.
 #[inline(always)]
 pub(crate) fn leave() {
-    me(|t| {
-        compiler_fence(SeqCst);
-        let depth = t.depth.get() - 1;
-        t.depth.set(depth);
-        compiler_fence(SeqCst);
-        if depth == 0 && t.deferred.get() {
-            deliver(t);
-        }
-    })
+    me(Thread::leave);
 }
 
 #[cold]
@@ -213,15 +216,33 @@ fn deliver(t: &Thread) {
     let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, 0, 8) };
 }
 
-/// A critical section.
-pub(crate) struct Critical;
+/// A critical section, and the id of the thread that is in it.
+pub(crate) struct Critical(u32);
 
 impl Critical {
     /// Begins one; it ends when the value is dropped.
     #[inline(always)]
     pub(crate) fn new() -> Critical {
-        enter();
-        Critical
+        Critical(enter())
+    }
+}
+
+/// That the thread is in a critical section, and its id.
+#[derive(Clone, Copy)]
+pub(crate) struct Within<'a>(pub(crate) u32, core::marker::PhantomData<&'a Critical>);
+
+impl Critical {
+    /// Ends it, without a call for that.
+    #[inline(always)]
+    pub(crate) fn end(self) {
+        core::mem::forget(self);
+        leave();
+    }
+
+    /// For what is done in it.
+    #[inline(always)]
+    pub(crate) fn within(&self) -> Within<'_> {
+        Within(self.0, core::marker::PhantomData)
     }
 }
 

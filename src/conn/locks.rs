@@ -1,17 +1,19 @@
 //! The locks of the two directions, and what may be done under them.
 
 use super::*;
+use crate::sync::Held;
+use crate::thread::Within;
 
 /// The right to send.
-pub struct Tx<'a> {
+pub struct Tx<'a, G = Guard<'a>> {
     conn: &'a Conn,
-    guard: Guard<'a>,
+    guard: G,
 }
 
 /// The right to receive.
-pub struct Rx<'a> {
+pub struct Rx<'a, G = Guard<'a>> {
     conn: &'a Conn,
-    guard: Guard<'a>,
+    guard: G,
 }
 
 /// Both rights: everything may be changed.
@@ -22,7 +24,23 @@ pub struct Both<'a> {
     pub tx: Tx<'a>,
 }
 
-impl<'a> Tx<'a> {
+impl Tx<'_, Held<'_>> {
+    /// Lets others send. What was stored before is seen by all before anything is loaded after it.
+    #[inline(always)]
+    pub(crate) fn unlock_and_fence(self) {
+        self.guard.unlock_and_fence();
+    }
+}
+
+impl Rx<'_, Held<'_>> {
+    /// Lets others receive. What was stored before is seen by all before anything is loaded after it.
+    #[inline(always)]
+    pub(crate) fn unlock_and_fence(self) {
+        self.guard.unlock_and_fence();
+    }
+}
+
+impl<'a, G> Tx<'a, G> {
     /// The connection.
     pub fn conn(&self) -> &'a Conn {
         self.conn
@@ -59,11 +77,6 @@ impl<'a> Tx<'a> {
         // SAFETY: as above.
         unsafe { (*self.conn.sw.get()).is_steady() }
     }
-    /// Lets others send. What was stored before is seen by all before anything is loaded after it.
-    #[inline]
-    pub fn unlock_and_fence(self) {
-        self.guard.unlock_and_fence();
-    }
     /// Whether our direction has come back to TCP, and the peer's has not.
     pub fn has_resumed(&self) -> bool {
         // SAFETY: as above.
@@ -87,7 +100,7 @@ impl<'a> Tx<'a> {
     }
 }
 
-impl<'a> Rx<'a> {
+impl<'a, G> Rx<'a, G> {
     /// What the epoll sets that had it were told of edges when it last became managed: for a child that was forked before
     /// that, and can know it from nowhere else.
     pub fn told(&mut self) -> &mut Told {
@@ -103,11 +116,6 @@ impl<'a> Rx<'a> {
     pub fn path(&self) -> RxPath {
         // SAFETY: the switch changes only under both locks, and we hold one.
         unsafe { (*self.conn.sw.get()).rx() }
-    }
-    /// Lets others receive. What was stored before is seen by all before anything is loaded after it.
-    #[inline]
-    pub fn unlock_and_fence(self) {
-        self.guard.unlock_and_fence();
     }
     /// The nonce to look for.
     pub fn nonce(&self) -> crate::wire::Nonce {
@@ -207,6 +215,18 @@ impl Conn {
     #[inline]
     pub fn lock_rx(&self) -> Rx<'_> {
         Rx { conn: self, guard: self.rx_lock.lock() }
+    }
+
+    /// Takes the send lock if it is free, within a critical section.
+    #[inline(always)]
+    pub(crate) fn try_hold_tx<'a>(&'a self, by: Within<'a>) -> Option<Tx<'a, Held<'a>>> {
+        Some(Tx { conn: self, guard: self.tx_lock.try_hold(by)? })
+    }
+
+    /// Takes the receive lock if it is free, within a critical section.
+    #[inline(always)]
+    pub(crate) fn try_hold_rx<'a>(&'a self, by: Within<'a>) -> Option<Rx<'a, Held<'a>>> {
+        Some(Rx { conn: self, guard: self.rx_lock.try_hold(by)? })
     }
 
     /// Takes the send lock if it is free.

@@ -189,13 +189,25 @@ impl Conn {
 
     /// Something has changed here: everybody in this process who waits for this connection looks again.
     pub fn notify(&self) {
-        self.epoch.fetch_add(1, SeqCst);
-        let local = self.local();
-        // A process that visits it sleeps on the same word.
-        let sleepers = local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst);
-        if sleepers > 0 && sleepers > crate::remote::rouse(self) || self.visited.load(SeqCst) {
-            futex_wake(&self.epoch, i32::MAX);
+        self.notify_waiting();
+        self.notify_watchers();
+    }
+
+    /// The same of one that is managed, where the caller has published what there is to see: whoever begins to watch it looks
+    /// for himself.
+    #[inline(always)]
+    pub fn notify_watched(&self) {
+        self.notify_waiting();
+        // After the change of the epoch, which stands between what was published and this look.
+        if self.local().watchers.load(SeqCst) > 0 {
+            self.notify_watchers();
         }
+    }
+
+    /// What sets and threads in `poll` are told.
+    #[inline(never)]
+    fn notify_watchers(&self) {
+        let local = self.local();
         let _g = local.lock.lock();
         // SAFETY: guarded by `local.lock`; sets are never freed, waiters unregister under the lock.
         unsafe {
@@ -205,6 +217,18 @@ impl Conn {
             for w in (*local.waiters.get()).iter() {
                 (**w).ring();
             }
+        }
+    }
+
+    /// What threads in blocking calls are told.
+    #[inline(always)]
+    fn notify_waiting(&self) {
+        self.epoch.fetch_add(1, SeqCst);
+        let local = self.local();
+        // A process that visits it sleeps on the same word.
+        let sleepers = local.fut_rx.load(SeqCst) + local.fut_tx.load(SeqCst);
+        if sleepers > 0 && sleepers > crate::remote::rouse(self) || self.visited.load(SeqCst) {
+            futex_wake(&self.epoch, i32::MAX);
         }
     }
 }

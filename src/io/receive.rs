@@ -283,9 +283,12 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     // What was waited for is most often there, and all that is wanted.
     let quickly = |b: &Bufs| match b {
-        // SAFETY: the program's buffer, as it gave it.
-        Bufs { iov: [one], skip: 0, .. } => unsafe { steady::recv_of(fd, conn, one.iov_base, one.iov_len, flags) }
-            .map(|n| Step::Return(Outcome::Done(n.get() as isize))),
+        Bufs { iov: [one], skip: 0, .. } if conn.is_managed() => {
+            let at = table::Place::of(fd)?;
+            // SAFETY: the program's buffer, as it gave it.
+            let n = unsafe { steady::recv(at, conn, one.iov_base, one.iov_len, flags) }?;
+            Some(Step::Return(Outcome::Done(n.get() as isize)))
+        }
         _ => None,
     };
     loop {

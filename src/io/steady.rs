@@ -6,7 +6,10 @@
 //! published and the look at who waits for that.
 
 use super::*;
-use crate::thread::Critical;
+use crate::remote::Remote;
+use crate::ring::{TxRing, STRIDE};
+use crate::table::Place;
+use crate::thread::{Critical, Within};
 use core::num::NonZeroUsize;
 
 /// Flags that change nothing where nothing has to be waited for.
@@ -16,13 +19,12 @@ const USUAL: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 ///
 /// # Safety
 /// `buf` must be readable for `len` bytes.
-#[inline(never)]
-pub unsafe fn send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> Option<NonZeroUsize> {
+#[inline(always)]
+pub unsafe fn send(at: Place, conn: &Conn, buf: *const c_void, len: usize, flags: c_int) -> Option<NonZeroUsize> {
     if is_nowhere(buf as usize) {
         return None;
     }
-    // SAFETY: the caller's promise.
-    unsafe { send_parts(fd, core::iter::once((buf.cast(), len)), len, flags) }
+    send_all(at, conn, len, flags, One(buf.cast()))
 }
 
 /// The same of several buffers.
@@ -35,39 +37,75 @@ pub unsafe fn sendv(fd: c_int, iov: &[iovec], flags: c_int) -> Option<NonZeroUsi
     if b.is_nowhere() {
         return None;
     }
-    // SAFETY: the caller's promise.
-    unsafe { send_parts(fd, b.parts().map(|(p, n)| (p.cast_const(), n)), b.len(), flags) }
+    let (at, conn) = (Place::of(fd)?, table::conn(fd).filter(|c| c.is_managed())?);
+    send_all(at, conn, b.len(), flags, b)
 }
 
-/// The same of `parts`, `len` bytes together.
-///
-/// # Safety
-/// Each part must be readable for its length.
+/// Where bytes come from.
+trait Source {
+    /// Writes them, `len` together, or nothing. `far`: to another host, where a ring that is small for them is to grow.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn write(&self, to: &mut TxRing, len: usize, far: bool) -> bool;
+}
+
+struct One(*const u8);
+
+impl Source for One {
+    #[inline(always)]
+    unsafe fn write(&self, to: &mut TxRing, len: usize, far: bool) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_one(self.0, len, far) }
+    }
+}
+
+impl Source for Bufs<'_> {
+    #[inline(always)]
+    unsafe fn write(&self, to: &mut TxRing, len: usize, far: bool) -> bool {
+        // SAFETY: the caller's promise.
+        !(far && to.is_small_for(len)) && unsafe { to.write_all(self.parts().map(|(p, n)| (p.cast_const(), n)), len) }
+    }
+}
+
+/// The same of any source, `len` bytes together, which are readable.
 #[inline(always)]
-unsafe fn send_parts(
-    fd: c_int,
-    parts: impl Iterator<Item = (*const u8, usize)>,
-    len: usize,
-    flags: c_int,
-) -> Option<NonZeroUsize> {
-    if flags & !USUAL != 0 || chaos::detours() {
+fn send_all(at: Place, conn: &Conn, len: usize, flags: c_int, from: impl Source) -> Option<NonZeroUsize> {
+    // One comparison for what is nothing, and what is much.
+    if flags & !USUAL != 0 || len.wrapping_sub(1) >= STRIDE || chaos::detours() {
         return None;
     }
-    let sent = NonZeroUsize::new(len)?;
-    let conn = table::conn(fd).filter(|c| c.is_managed())?;
     // A handler that jumps out does so when the peer was told.
-    let _critical = Critical::new();
-    let mut tx = conn.try_lock_tx()?;
-    let remote = conn.remote();
-    let steady = conn.is_ours()
-        && table::is(fd, conn)
+    let critical = Critical::new();
+    let by = critical.within();
+    let Some(remote) = write(at, conn, len, &from, by) else {
+        critical.end();
+        return None;
+    };
+    match remote {
+        Some(r) => r.sent_shortly(conn, by),
+        None => conn.tell_peer_fenced(WANT_RX, FUTEX_RX),
+    }
+    critical.end();
+    // SAFETY: as was compared above.
+    Some(unsafe { NonZeroUsize::new_unchecked(len) })
+}
+
+/// Writes it into the ring. What copies that to another host, if all was written.
+#[inline(always)]
+fn write<'a>(at: Place, conn: &'a Conn, len: usize, from: &impl Source, by: Within) -> Option<Option<&'a Remote>> {
+    let mut tx = conn.try_hold_tx(by)?;
+    if !conn.is_ours() {
+        return None;
+    }
+    let (remote, peer) = (conn.remote_held(), conn.peer_held()?);
+    let usual = at.is(conn)
         && conn.end.load(Acquire) == 0
         && tx.is_steady()
-        && conn.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | RDSHUT) == 0)
-        && !conn.corked.load(Relaxed)
-        && !(remote.is_some() && tx.ring().is_small_for(len));
-    // SAFETY: the caller's promise.
-    if !steady || !unsafe { tx.ring().write_all(parts, len) } {
+        && peer.flags.load(Acquire) & (CLOSED | RDSHUT) == 0
+        && !conn.corked.load(Relaxed);
+    // SAFETY: the source's bytes are readable, as who made it has promised.
+    if !usual || !unsafe { from.write(tx.ring(), len, remote.is_some()) } {
         return None;
     }
     let count = &conn.stats().tx_bytes_ring;
@@ -75,52 +113,67 @@ unsafe fn send_parts(
     count.store(count.load(Relaxed).wrapping_add(len as u64), Relaxed);
     tx.unlock_and_fence();
     conn.in_sight();
-    match remote {
-        Some(r) => r.sent(conn.slot.load(Relaxed)),
-        None => conn.tell_peer_fenced(WANT_RX, FUTEX_RX),
-    }
-    Some(sent)
+    Some(remote)
 }
 
-/// Takes what a receive would give, if there is enough for one, or does nothing.
+/// Takes what a receive would give, if there is enough for one, or takes nothing.
 ///
 /// # Safety
 /// `buf` must be writable for `len` bytes.
-#[inline(never)]
-pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> Option<NonZeroUsize> {
-    let conn = table::conn(fd)?;
+#[inline(always)]
+pub unsafe fn recv(at: Place, conn: &Conn, buf: *mut c_void, len: usize, flags: c_int) -> Option<NonZeroUsize> {
+    if flags & !(USUAL | libc::MSG_WAITALL) != 0 || is_nowhere(buf as usize) || chaos::detours() {
+        return None;
+    }
+    let critical = Critical::new();
     // SAFETY: the caller's promise.
-    unsafe { recv_of(fd, conn, buf, len, flags) }
+    let got = unsafe { recv_within(at, conn, buf, len, flags, critical.within()) };
+    critical.end();
+    NonZeroUsize::new(got)
 }
 
-/// The same of the connection that `fd` was.
+/// The same within a critical section: how many bytes.
 ///
 /// # Safety
 /// As above.
 #[inline(always)]
-pub(super) unsafe fn recv_of(
-    fd: c_int,
-    conn: &Conn,
-    buf: *mut c_void,
-    len: usize,
-    flags: c_int,
-) -> Option<NonZeroUsize> {
-    if flags & !(USUAL | libc::MSG_WAITALL) != 0 || is_nowhere(buf as usize) || !conn.is_managed() || chaos::detours() {
-        return None;
+unsafe fn recv_within(at: Place, conn: &Conn, buf: *mut c_void, len: usize, flags: c_int, by: Within) -> usize {
+    let Some((own, peer)) = conn.slots_of_ours() else { return 0 };
+    let remote = conn.remote();
+    if let Some(r) = remote {
+        // What has come from another host is in the ring when somebody has looked.
+        let is_dry = || peer.produced.load(Acquire) == own.consumed.load(Relaxed);
+        if is_dry() {
+            r.look(by);
+            if is_dry() {
+                return 0;
+            }
+        }
     }
-    let _critical = Critical::new();
-    let mut rx = conn.try_lock_rx()?;
-    if !conn.is_ours() || !table::is(fd, conn) || rx.path() != RxPath::Ring {
-        return None;
+    let Some(mut rx) = conn.try_hold_rx(by) else { return 0 };
+    if !conn.is_ours() || !at.is(conn) || rx.path() != RxPath::Ring {
+        return 0;
     }
     let least = if flags & libc::MSG_WAITALL != 0 { len } else { len.min(conn.rcvlowat.load(Relaxed) as usize) };
     // SAFETY: the caller's promise.
-    let got = NonZeroUsize::new(unsafe { rx.ring().read_all(buf.cast(), len, least) })?;
+    let got = unsafe { rx.ring().read_all(buf.cast(), len, least) };
+    if got == 0 {
+        return 0;
+    }
+    let consumed = rx.ring().consumed;
     let count = &conn.stats().rx_bytes_ring;
     // Counted under the receive lock alone.
-    count.store(count.load(Relaxed).wrapping_add(got.get() as u64), Relaxed);
+    count.store(count.load(Relaxed).wrapping_add(got as u64), Relaxed);
     rx.unlock_and_fence();
     conn.in_sight();
-    conn.tell_read_fenced();
-    Some(got)
+    match remote {
+        Some(r) => {
+            let slot = conn.slot.load(Relaxed);
+            if r.is_due_to(slot, Some(peer), consumed) {
+                r.flush(slot);
+            }
+        }
+        None => conn.tell_peer_fenced(WANT_TX, FUTEX_TX),
+    }
+    got
 }

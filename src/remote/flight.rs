@@ -9,10 +9,11 @@ const MOST: u16 = 4;
 /// gives a completion. Of so many in a row one does.
 const GATHER_FROM: u16 = 2;
 /// A write of so many bytes always gives a completion.
-const LARGE: u64 = 32 << 10;
+pub(super) const LARGE: u64 = 32 << 10;
 
 /// The writes of one connection's bytes that are under way.
 #[derive(Clone, Copy, Default)]
+#[repr(C, align(4))]
 pub(super) struct Flight {
     writes: u16,
     /// How many of them were posted since the last that gives a completion.
@@ -21,6 +22,7 @@ pub(super) struct Flight {
 
 impl Flight {
     /// Whether another may be posted. `few`: less than is worth a write of its own.
+    #[inline(always)]
     pub(super) fn takes(&self, few: bool) -> bool {
         let most = match (few, self.silent) {
             (false, _) => MOST,
@@ -30,7 +32,22 @@ impl Flight {
         self.writes < most
     }
 
+    /// As [`Flight::answered`] and then [`Flight::post`] of a few bytes, if that may be and takes no completion.
+    #[inline(always)]
+    pub(super) fn exchange(&mut self) -> bool {
+        // As one number.
+        match u32::from(self.writes) | u32::from(self.silent) << 16 {
+            0x1_0001 => true,
+            0 => {
+                *self = Flight { writes: 1, silent: 1 };
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// A write of `len` bytes is posted; whether it is to give a completion.
+    #[inline(always)]
     pub(super) fn post(&mut self, len: u64) -> bool {
         self.writes += 1;
         self.silent += 1;
@@ -44,7 +61,7 @@ impl Flight {
     /// The peer has sent something meanwhile. Where one write is under way that is most often the answer to it, which has
     /// come then: whoever exchanges messages one by one needs no completions, and gathers nothing. (If it has not, and is
     /// done later, fewer are counted than there are, which keeps nobody from being told.)
-    #[inline]
+    #[inline(always)]
     pub(super) fn answered(&mut self) {
         if self.writes == 1 {
             *self = Flight::default();
@@ -113,6 +130,20 @@ mod tests {
         let mut seen = 0;
         World::default().explore(7, &mut seen);
         assert!(seen > 10_000, "{seen}");
+    }
+
+    #[test]
+    fn an_exchange_is_an_answer_and_a_write() {
+        for (writes, silent) in (0..4).flat_map(|w| (0..=w).map(move |s| (w, s))) {
+            let (mut f, mut one) = (Flight { writes, silent }, Flight { writes, silent });
+            f.answered();
+            if one.exchange() {
+                assert!(f.takes(true) && !f.post(64));
+                assert_eq!((one.writes, one.silent), (f.writes, f.silent), "{writes} {silent}");
+            } else {
+                assert!(writes > 1 || silent == 0 && writes == 1, "{writes} {silent}");
+            }
+        }
     }
 
     #[test]

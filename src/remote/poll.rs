@@ -4,7 +4,9 @@ use super::*;
 use crate::conn::ask;
 use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, HURRY, REFUSED, WANT_RX, WANT_TX};
 use crate::link;
-use crate::provider::Done;
+use crate::provider::Completion;
+use crate::sys::keeping;
+use crate::thread::Within;
 use core::mem::MaybeUninit;
 
 /// Completions that are taken at a time.
@@ -33,7 +35,7 @@ fn progress_now() {
     link::each_remote(|r| r.poll(false));
 }
 
-/// Whether anybody has called [`progress`] since this was asked last.
+/// Whether anybody has called [`progress`], or looked at a link, since this was asked last.
 pub fn spun() -> bool {
     SPUN.swap(false, AcqRel)
 }
@@ -80,6 +82,7 @@ impl News {
         News { list: [const { MaybeUninit::uninit() }; BATCH], n: 0 }
     }
 
+    #[inline(always)]
     fn add(&mut self, c: Option<&'static Conn>, what: u8) {
         let Some(c) = c else { return };
         if self.n > 0 {
@@ -94,30 +97,64 @@ impl News {
         self.n += 1;
     }
 
+    #[inline(always)]
     fn tell(&self) {
         for one in &self.list[..self.n] {
             // SAFETY: the first `n` are written.
             let (c, what) = unsafe { one.assume_init_ref() };
             if what & LOOK != 0 {
-                c.notify();
+                c.notify_watched();
             }
-            if what & WISH != 0 {
-                c.tell_peer(WANT_TX, FUTEX_TX);
+            if what & !LOOK != 0 {
+                Self::tell_more(c, *what);
             }
-            if what & ENDED != 0 {
-                c.ask(crate::conn::ask::PUMP);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_more(c: &Conn, what: u8) {
+        if what & WISH != 0 {
+            c.tell_peer(WANT_TX, FUTEX_TX);
+        }
+        if what & ENDED != 0 {
+            c.ask(crate::conn::ask::PUMP);
+        }
+        if what & LATE != 0 {
+            if let Some(own) = c.own() {
+                own.flags.fetch_or(REFUSED, SeqCst);
             }
-            if what & LATE != 0 {
-                if let Some(own) = c.own() {
-                    own.flags.fetch_or(REFUSED, SeqCst);
-                }
-                c.flush();
-            }
+            c.flush();
         }
     }
 }
 
 impl Remote {
+    /// Takes what has come by this link, for a thread that finds nothing of a connection that it has.
+    #[inline(always)]
+    pub(crate) fn look(&self, by: Within) {
+        if !SPUN.load(Relaxed) {
+            SPUN.store(true, Relaxed);
+        }
+        self.take_shortly(by);
+    }
+
+    #[inline(never)]
+    fn take_shortly(&self, by: Within) {
+        loop {
+            let Some(g) = self.poll_lock.try_hold(by) else { return };
+            let mut news = News::new();
+            let n = self.take(&mut news);
+            drop(g);
+            news.tell();
+            if n > 0 {
+                self.work();
+            }
+            if n < BATCH {
+                return;
+            }
+        }
+    }
+
     /// Takes completions and tells those whom they concern. `wait`: also if another thread is at it, for
     /// who is about to sleep.
     pub fn poll(&self, wait: bool) {
@@ -141,21 +178,22 @@ impl Remote {
     }
 
     /// Under `poll_lock`.
+    #[inline(always)]
     fn take(&self, news: &mut News) -> usize {
         let id = self.id.load(Acquire);
         let free = INBOX as u32 - self.inbox_in.load(Relaxed).wrapping_sub(self.inbox_out.load(Acquire));
         if id.is_null() || free == 0 {
             return 0;
         }
-        let mut done = [const { MaybeUninit::<Done>::uninit() }; BATCH];
-        let keep = crate::sys::Kept::new();
+        // Mostly there is one or nothing, so nothing is cleared before it is known.
+        let mut done = [const { MaybeUninit::<Completion>::uninit() }; BATCH];
         // SAFETY: guarded by `poll_lock`.
         let p = unsafe { &mut *self.poll.get() };
         p.looks += 1;
+        let (most, to) = (free.min(BATCH as u32) as i32, done.as_mut_ptr().cast());
         // SAFETY: live under `poll_lock`; room for as many as are asked for.
-        let n = unsafe { (self.api().poll)(id, done.as_mut_ptr().cast(), (free as usize).min(BATCH) as i32) };
+        let n = keeping(|| unsafe { (*self.direct.poll)(self.direct.cq, most, to) });
         if n <= 0 {
-            drop(keep);
             if n < 0 {
                 self.fail();
             }
@@ -163,12 +201,12 @@ impl Remote {
         }
         let mut received = 0;
         for d in &done[..n as usize] {
-            // SAFETY: written by the provider.
+            // SAFETY: written by the device's driver.
             let d = unsafe { d.assume_init_ref() };
             if d.status != 0 {
                 self.fail();
-            } else if d.received == 0 {
-                self.done.fetch_max(d.id, SeqCst);
+            } else if !d.is_received() {
+                self.done.fetch_max(d.wr_id, SeqCst);
                 self.moved.store(true, SeqCst);
             } else {
                 received += 1;
@@ -187,7 +225,7 @@ impl Remote {
             if p.used >= POST_AFTER {
                 let used = core::mem::take(&mut p.used);
                 // SAFETY: as above.
-                if !self.failed.load(Relaxed) && unsafe { (self.api().post_recv)(id, used) } != 0 {
+                if !self.failed.load(Relaxed) && keeping(|| unsafe { (self.api().post_recv)(id, used) }) != 0 {
                     self.fail();
                 }
                 self.received.fetch_add(used.into(), SeqCst);
@@ -196,43 +234,50 @@ impl Remote {
         n as usize
     }
 
-    fn apply(&self, p: &mut Poll, d: &Done, news: &mut News) -> bool {
-        match d.imm >> 30 {
+    #[inline(always)]
+    fn apply(&self, p: &mut Poll, d: &Completion, news: &mut News) -> bool {
+        let said = u32::from_be(d.imm_data);
+        match said >> 30 {
             imm::DATA => {
-                let slot = d.imm >> 18 & 0xfff;
+                let slot = said >> 18 & 0xfff;
                 let s = self.peer(slot);
-                let refused = self.refusing.has(slot);
+                let refused = !self.refusing.is_empty() && self.refusing.has(slot);
                 if !refused {
-                    s.produced.store(s.produced.load(Relaxed).wrapping_add(d.len.into()), Release);
+                    s.produced.store(s.produced.load(Relaxed).wrapping_add(d.byte_len.into()), Release);
                 }
                 let had = s.consumed.load(Relaxed) / imm::UNIT;
-                let more = u64::from(d.imm).wrapping_sub(had) % imm::UNITS;
-                // What is said may be older than what is known.
-                if more > 0 && more < imm::UNITS / 2 {
-                    s.consumed.store((had + more) * imm::UNIT, Release);
+                if (had as u32 ^ said) & (imm::UNITS - 1) as u32 != 0 {
+                    let more = u64::from(said).wrapping_sub(had) % imm::UNITS;
+                    // What is said may be older than what is known.
+                    if more < imm::UNITS / 2 {
+                        s.consumed.store((had + more) * imm::UNIT, Release);
+                    }
                 }
                 news.add(self.conn(slot), if refused { LATE } else { LOOK });
                 true
             }
-            imm::NOTE => {
-                let i = p.notes % u64::from(RECEIVES);
-                p.notes += 1;
-                if d.imm & 0x3fff_ffff != i as u32 {
-                    return false;
-                }
-                // SAFETY: the place lies in the mirror's head. The peer may change it meanwhile, which is
-                // why it is copied once, and the copy is looked at.
-                unsafe {
-                    let at = self.mirror.add(NOTES_OFFSET + i as usize * NOTE_BYTES);
-                    let n = (at as *const Note).read_volatile();
-                    self.granted(n.received);
-                    match n.kind {
-                        note::MESSAGE => self.on_message(&(at as *const Full).read_volatile().message),
-                        _ => self.on_note(&n, news),
-                    }
-                }
-            }
+            imm::NOTE => self.read_note(p, said & 0x3fff_ffff, news),
             _ => false,
+        }
+    }
+
+    #[inline(never)]
+    fn read_note(&self, p: &mut Poll, number: u32, news: &mut News) -> bool {
+        let i = p.notes % u64::from(RECEIVES);
+        p.notes += 1;
+        if number != i as u32 {
+            return false;
+        }
+        // SAFETY: the place lies in the mirror's head. The peer may change it meanwhile, which is
+        // why it is copied once, and the copy is looked at.
+        unsafe {
+            let at = self.mirror.add(NOTES_OFFSET + i as usize * NOTE_BYTES);
+            let n = (at as *const Note).read_volatile();
+            self.granted(n.received);
+            match n.kind {
+                note::MESSAGE => self.on_message(&(at as *const Full).read_volatile().message),
+                _ => self.on_note(&n, news),
+            }
         }
     }
 

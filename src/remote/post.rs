@@ -1,14 +1,11 @@
 //! Sending: what has changed in our slots goes to the peer's mirror.
 
 use super::*;
-use crate::provider::{INLINE, SIGNALED, SOLICITED};
+use crate::provider::{INLINE, SIGNALED, SOLICITED, WRITE_WITH_IMM};
 use core::mem::MaybeUninit;
 
 /// Writes that are given to the device together.
 const BATCH: usize = 8;
-
-/// Of so many writes in a row one gives a completion, whatever their connections need.
-const SILENT: u64 = 16;
 
 /// Writes that are about to be posted.
 struct Batch {
@@ -70,6 +67,7 @@ impl Remote {
                 self.waiting.add(slot);
             }
             self.submit(p, &mut batch);
+            self.open_short_way(p);
         }
         drop(g);
         // Who came meanwhile has left it to us; and the writes for which the slot was refused may be done by now.
@@ -154,7 +152,7 @@ impl Remote {
 
     fn work_now(&self) {
         while self.has_work() {
-            let Some(g) = self.post_lock.try_lock() else { return };
+            let Some(g) = self.take_post_lock() else { return };
             let live = self.live().is_some();
             if live {
                 self.drain();
@@ -165,6 +163,24 @@ impl Remote {
             if !live || (self.pending.is_empty() && !self.moved.load(SeqCst)) {
                 return;
             }
+        }
+    }
+
+    /// `post_lock`, or nothing: then whoever has it looks, after letting go, whether there is work.
+    fn take_post_lock(&self) -> Option<crate::sync::Guard<'_>> {
+        self.post_lock.try_lock().or_else(|| {
+            self.left.store(true, SeqCst);
+            // It may have been let go just before.
+            self.post_lock.try_lock()
+        })
+    }
+
+    /// As [`Remote::work`], for who had the lock for a moment in which nothing else has changed than what others left.
+    #[inline(always)]
+    pub(super) fn work_left(&self) {
+        if self.left.load(SeqCst) {
+            self.left.store(false, SeqCst);
+            self.work();
         }
     }
 
@@ -197,6 +213,7 @@ impl Remote {
             self.note(p, &mut batch, Note { kind: note::RECEIVED, ..Note::default() });
         }
         self.submit(p, &mut batch);
+        self.open_short_way(p);
         if self.quiet.load(Relaxed) && self.waiting.is_empty() {
             // Whoever gathers next sets the timer anew; until then it may ring for nothing.
             self.quiet.store(false, SeqCst);
@@ -212,6 +229,13 @@ impl Remote {
     #[inline]
     fn has_room_behind(&self, posted: u64, done: u64, keep: u64) -> bool {
         posted - done + 1 < self.writes && posted - self.granted.load(Acquire) + keep < u64::from(RECEIVES)
+    }
+
+    /// What [`Remote::sent_shortly`] may do from now on. To be called by whoever changes what waits.
+    fn open_short_way(&self, p: &mut Post) {
+        // As `has_room_behind` says, whose bounds only rise.
+        let room = (p.done + self.writes - 1).min(self.granted.load(Acquire) + u64::from(RECEIVES) - RESERVE);
+        p.limit = if self.waiting.is_empty() { room } else { 0 };
     }
 
     /// Copies what is new of a slot. False: not all of it could be.
@@ -241,6 +265,7 @@ impl Remote {
                     c.page = next.page.load(Relaxed);
                     c.log2 = next.log2.load(Relaxed);
                     c.geos = c.geos.wrapping_add(1);
+                    c.next.end = 0;
                     let n =
                         Note { kind: note::GEO, slot, start: c.start, page: c.page, log2: c.log2, ..Note::default() };
                     self.note(p, b, n);
@@ -253,7 +278,7 @@ impl Remote {
                 let chunk = place as usize / CHUNK;
                 let len = (end - c.posted).min(cap - at).min(((chunk + 1) * CHUNK) as u64 - place).min(PIECE);
                 let consumed = own.consumed.load(Relaxed);
-                let imm = imm::DATA << 30 | slot << 18 | (consumed / imm::UNIT % imm::UNITS) as u32;
+                let imm = imm::data(slot, consumed);
                 c.posted += len;
                 // Rounded down, so a little of it may be said again.
                 c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
@@ -276,7 +301,23 @@ impl Remote {
                     ..Write::default()
                 };
                 let number = self.add(p, b, w, slot as u16, signal);
-                p.copied[slot as usize].last = number;
+                let c = &mut p.copied[slot as usize];
+                c.last = number;
+                // What follows in the same piece of the ring and of memory goes the short way.
+                c.next = Next {
+                    end: c.posted - len + (cap - at).min(((chunk + 1) * CHUNK) as u64 - place),
+                    read: consumed / imm::UNIT * imm::UNIT,
+                    request: Request {
+                        sg_list: &raw mut c.next.piece,
+                        num_sge: 1,
+                        opcode: WRITE_WITH_IMM,
+                        imm_data: imm.to_be(),
+                        remote_addr: w.to,
+                        rkey,
+                        ..Next::default().request
+                    },
+                    piece: Piece { addr: w.from, length: len as u32, lkey },
+                };
                 Self::satisfied(peer, said);
                 continue;
             }
@@ -352,10 +393,10 @@ impl Remote {
         if w.len <= self.inline {
             w.flags |= INLINE;
         }
-        p.silent += 1;
-        if signal || u64::from(p.silent) >= (self.writes / 4).min(SILENT) {
+        p.silent -= 1;
+        if signal || p.silent == 0 {
             w.flags |= SIGNALED;
-            p.silent = 0;
+            p.silent = self.silent;
             p.signaled += 1;
         }
         let number = p.posted + b.n as u64;
@@ -373,7 +414,7 @@ impl Remote {
             return;
         }
         p.posted += b.n as u64;
-        p.calls += 1;
+        p.more += b.n as u64 - 1;
         if let Some(id) = self.live() {
             let keep = crate::sys::Kept::new();
             // SAFETY: live under `post_lock`; `n` are there, and lie in registered memory.
@@ -389,13 +430,14 @@ impl Remote {
     }
 
     /// The peer was told that we have read up to `consumed`.
-    fn said(&self, slot: u32, peer: Option<&Slot>, consumed: u64) {
+    pub(super) fn said(&self, slot: u32, peer: Option<&Slot>, consumed: u64) {
         // Grows while the slot has this life: who reads an older one tells too early, which does no harm.
         self.tell_at[slot as usize % SLOTS].store(consumed + Self::half(peer), Release);
     }
 
     /// The mirror's slot of the connection that has our slot `slot`.
-    fn partner(&self, slot: u32) -> Option<&Slot> {
+    #[inline]
+    pub(super) fn partner(&self, slot: u32) -> Option<&Slot> {
         match self.partners[slot as usize % SLOTS].load(Acquire) {
             0 => None,
             n => Some(self.peer(n - 1)),
@@ -418,8 +460,8 @@ impl Remote {
         self.is_due_to(slot, self.partner(slot), consumed)
     }
 
-    #[inline]
-    fn is_due_to(&self, slot: u32, peer: Option<&Slot>, consumed: u64) -> bool {
+    #[inline(always)]
+    pub(crate) fn is_due_to(&self, slot: u32, peer: Option<&Slot>, consumed: u64) -> bool {
         consumed >= self.tell_at[slot as usize % SLOTS].load(SeqCst)
             || peer.is_some_and(|peer| peer.want.load(SeqCst) & FUTEX_TX != 0 && consumed >= peer.tx_goal.load(SeqCst))
     }
@@ -481,7 +523,8 @@ impl Remote {
         drop(g);
         self.work();
         let own = self.own(slot);
-        self.done.load(Acquire) >= c.last
+        // The number of the last write in the short way is in its request.
+        self.done.load(Acquire) >= c.last.max(c.next.request.wr_id)
             && c.posted == own.produced.load(Acquire)
             && c.flags == own.flags.load(Acquire)
     }
@@ -497,7 +540,7 @@ impl Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options};
+    use crate::provider::{self, Api, Channel, Completion, Direct, Done, Event, Limits, Memory, Options, Request};
     use crate::remote::Half;
     use core::ffi::{c_char, c_int};
 
@@ -534,6 +577,20 @@ mod tests {
             0
         }
         unsafe extern "C" fn channel(_: *mut c_void, _: *mut Channel) {}
+        unsafe extern "C" fn send(_: *mut c_void, _: *mut Request, _: *mut *mut Request) -> c_int {
+            0
+        }
+        unsafe extern "C" fn take(_: *mut c_void, _: c_int, _: *mut Completion) -> c_int {
+            0
+        }
+        unsafe extern "C" fn direct(_: *mut c_void, to: *mut Direct) {
+            extern "C" fn restore() {}
+            static SEND: unsafe extern "C" fn(*mut c_void, *mut Request, *mut *mut Request) -> c_int = send;
+            static TAKE: unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int = take;
+            let none = core::ptr::null_mut();
+            // SAFETY: the caller's structure.
+            unsafe { to.write(Direct { qp: none, cq: none, post: &SEND, poll: &TAKE, quiet: 0, restore }) };
+        }
         unsafe extern "C" fn heard(_: *mut c_void, _: *mut u64) -> c_int {
             0
         }
@@ -572,6 +629,7 @@ mod tests {
             dial,
             open,
             channel,
+            direct,
             heard,
             register,
             forget: done,

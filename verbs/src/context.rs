@@ -17,6 +17,8 @@ pub struct Dev {
     /// A box of its own, which outlives this.
     pub ear: *mut Ear,
     users: u32,
+    /// See `provider::Direct`.
+    pub quiet: bool,
 }
 
 /// A completion channel, for threads that know nothing else of the provider.
@@ -179,8 +181,10 @@ impl Ctx {
             nonblocking((*channel).fd);
             self.watch((*verbs).async_fd);
         }
+        // SAFETY: a live context.
+        let quiet = crate::driver::bind(unsafe { (*verbs).post_send } as *const c_void, self.place as *const c_void);
         let ear = Ear { channel, get: self.lib.ibv_get_cq_event, ack: self.lib.ibv_ack_cq_events };
-        self.devs.push(Box::new(Dev { verbs, ear: Box::into_raw(Box::new(ear)), users: 1 }));
+        self.devs.push(Box::new(Dev { verbs, ear: Box::into_raw(Box::new(ear)), users: 1, quiet }));
         self.devs.last_mut().map(|d| &mut **d as *mut Dev)
     }
 

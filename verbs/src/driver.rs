@@ -4,8 +4,10 @@
 //! that takes passes before a process has its first link: here only those are loaded that a device's names point to.
 //! Where that is not enough, or nothing is found, libibverbs loads them all, as ever.
 
+use core::cell::Cell;
 use core::ffi::CStr;
-use libc::c_void;
+use libc::{c_int, c_void, dl_phdr_info};
+use ringsock_core::elf::{Change, Object};
 use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -75,6 +77,80 @@ fn name_of(file: &str) -> Option<&str> {
     file.strip_prefix("lib")?.split_once("-rdmav").map(|(name, _)| name)
 }
 
+/// A driver without hardware behind it tells the kernel of what is posted by a `write` to its own device, which is to be a
+/// system call and nothing more: ours would look in vain whether that is a connection, and libc's whether the thread is
+/// cancelled meanwhile, which it is not (`sys::keeping`). `inside`: a function of the driver; `ours`: one of the library that
+/// has its `write` before libc's. If anybody else has, that stays as it is. Returns whether it is so now.
+pub fn bind(inside: *const c_void, ours: *const c_void) -> bool {
+    let write = libc::write as *const () as usize;
+    if home(write as *const c_void) != home(ours) || home(inside).is_null() {
+        return false;
+    }
+    let mut b = Binding {
+        driver: home(inside) as usize,
+        is: false,
+        change: Change { name: c"write", from: write, to: tell as *const () as usize },
+    };
+    // SAFETY: what is passed on is what `bind_one` takes it for, and outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(bind_one), (&raw mut b).cast()) };
+    b.is
+}
+
+struct Binding {
+    driver: usize,
+    is: bool,
+    change: Change,
+}
+
+/// Where the library lies in which something is.
+fn home(inside: *const c_void) -> *const c_void {
+    // SAFETY: `info` is written by dladdr.
+    unsafe {
+        let mut info: libc::Dl_info = core::mem::zeroed();
+        if libc::dladdr(inside, &mut info) == 0 {
+            return core::ptr::null();
+        }
+        info.dli_fbase
+    }
+}
+
+unsafe extern "C" fn bind_one(info: *mut dl_phdr_info, _: usize, b: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker's, and what `bind` gave.
+    let (info, b) = unsafe { (&*info, &mut *b.cast::<Binding>()) };
+    // SAFETY: it is told of just now.
+    if let Some(object) = unsafe { Object::of(info) }.filter(|o| o.begins_at(b.driver)) {
+        for r in object.references() {
+            // SAFETY: its own, and `tell` has the type of `write`.
+            b.is |= unsafe { object.change(r, core::slice::from_ref(&b.change)) };
+        }
+    }
+    0
+}
+
+/// `write`, for drivers.
+unsafe extern "C" fn tell(fd: c_int, from: *const c_void, n: usize) -> isize {
+    // SAFETY: the driver's memory.
+    match unsafe { ringsock_core::sys::syscall6(libc::SYS_write, fd as usize, from as usize, n, 0, 0, 0) } {
+        Ok(n) => n as isize,
+        Err(e) => {
+            // SAFETY: the thread's own variable.
+            unsafe { WAS.set(core::mem::replace(&mut *libc::__errno_location(), e)) };
+            -1
+        }
+    }
+}
+
+thread_local! {
+    /// What `errno` was before `tell` changed it.
+    static WAS: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// Puts `errno` back after a failure.
+pub extern "C" fn restore() {
+    // SAFETY: the thread's own variable.
+    unsafe { *libc::__errno_location() = WAS.get() };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +186,28 @@ mod tests {
         let two = [device("rxe0", "rxe", ""), device("new0", "", "new_core")];
         assert!(chosen(&files(), &two).is_empty());
         assert!(chosen(&[String::from("lib-rdmav34.so"), String::from("README")], &[device("rxe0", "", "")]).is_empty());
+    }
+
+    #[test]
+    fn what_a_driver_writes_is_written() {
+        let mut ends = [-1; 2];
+        // SAFETY: `ends` has room for two; the buffers are as long as is said.
+        unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            assert_eq!(tell(ends[1], b"abc".as_ptr().cast(), 3), 3);
+            let mut got = [0u8; 4];
+            assert_eq!(libc::read(ends[0], got.as_mut_ptr().cast(), 4), 3);
+            assert_eq!(&got[..3], b"abc");
+            assert_eq!(tell(-1, b"abc".as_ptr().cast(), 3), -1);
+            assert_eq!(*libc::__errno_location(), libc::EBADF);
+            *libc::__errno_location() = libc::ENOENT;
+            assert_eq!(tell(-1, b"abc".as_ptr().cast(), 3), -1);
+            restore();
+            assert_eq!(*libc::__errno_location(), libc::ENOENT);
+            for fd in ends {
+                libc::close(fd);
+            }
+        }
     }
 
     #[test]

@@ -5,14 +5,15 @@
 #![allow(missing_docs)]
 
 use libc::{c_char, c_int, c_uint, c_void, sockaddr};
+pub use ringsock_core::provider::{Completion as Wc, Piece as Sge, Request as SendWr};
 
 /// Declares an opaque type of the libraries.
 macro_rules! opaque { ($($n:ident),*) => { $(#[repr(C)] pub struct $n { _private: [u8; 0] })* } }
 opaque!(Device, Pd);
 
-type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
+type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Wc) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
-type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
+type PostSend = unsafe extern "C" fn(*mut c_void, *mut SendWr, *mut *mut SendWr) -> c_int;
 type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 
 /// `struct ibv_context` with the driver's functions, of which four are called directly, as the
@@ -65,52 +66,11 @@ pub struct Mr {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Sge {
-    pub addr: u64,
-    pub length: u32,
-    pub lkey: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct SendWr {
-    pub wr_id: u64,
-    pub next: *mut SendWr,
-    pub sg_list: *mut Sge,
-    pub num_sge: c_int,
-    pub opcode: c_uint,
-    pub send_flags: c_uint,
-    pub imm_data: u32,
-    pub remote_addr: u64,
-    pub rkey: u32,
-    pub _rest: [u64; 9],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
 pub struct RecvWr {
     pub wr_id: u64,
     pub next: *mut RecvWr,
     pub sg_list: *mut Sge,
     pub num_sge: c_int,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Wc {
-    pub wr_id: u64,
-    pub status: c_uint,
-    pub opcode: c_uint,
-    pub vendor_err: u32,
-    pub byte_len: u32,
-    pub imm_data: u32,
-    pub qp_num: u32,
-    pub src_qp: u32,
-    pub wc_flags: c_uint,
-    pub pkey_index: u16,
-    pub slid: u16,
-    pub sl: u8,
-    pub dlid_path_bits: u8,
 }
 
 #[repr(C)]
@@ -229,7 +189,7 @@ pub struct CmEvent {
 const _: () = {
     assert!(core::mem::offset_of!(Context, poll_cq) == 96 && core::mem::offset_of!(Context, post_send) == 208);
     assert!(core::mem::offset_of!(Context, cmd_fd) == 264 && core::mem::offset_of!(Context, async_fd) == 268);
-    assert!(size_of::<SendWr>() == 128 && size_of::<Wc>() == 48 && size_of::<QpInitAttr>() == 64);
+    assert!(size_of::<QpInitAttr>() == 64);
     assert!(core::mem::offset_of!(DeviceAttr, max_qp) == 108 && core::mem::offset_of!(DeviceAttr, max_cqe) == 132);
     assert!(core::mem::offset_of!(DeviceAttr, phys_port_cnt) == 227);
     assert!(core::mem::offset_of!(PortAttr, lid) == 34 && core::mem::offset_of!(PortAttr, link_layer) == 46);
@@ -240,14 +200,8 @@ const _: () = {
 
 pub const ACCESS_LOCAL_WRITE: c_int = 1;
 pub const ACCESS_REMOTE_WRITE: c_int = 2;
-pub const SEND_SIGNALED: c_uint = 2;
-pub const SEND_SOLICITED: c_uint = 4;
-pub const SEND_INLINE: c_uint = 8;
 pub const WR_WRITE: c_uint = 0;
-pub const WR_WRITE_WITH_IMM: c_uint = 1;
 pub const WR_SEND_WITH_IMM: c_uint = 3;
-/// Of all kinds of receives.
-pub const WC_RECV: c_uint = 128;
 pub const QPT_RC: c_uint = 2;
 pub const PS_TCP: c_uint = 0x106;
 pub const EVENT_DEVICE_FATAL: c_uint = 8;

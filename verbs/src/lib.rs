@@ -27,6 +27,7 @@ static TABLE: Api = Api {
     dial: attempt::dial,
     open: queue::open,
     channel: queue::channel,
+    direct: queue::direct,
     heard: queue::heard,
     register: queue::register,
     forget: queue::forget,

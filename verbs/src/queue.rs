@@ -1,10 +1,11 @@
 //! Queue pairs: what is registered for them, posted to them and heard from them.
 
 use crate::context::{errno, Ear, Id};
+use crate::driver;
 use crate::ffi::{self, QpCap, QpInitAttr, RecvWr, SendWr, Sge, Wc};
 use crate::host;
 use libc::{c_int, c_void};
-use ringsock_core::provider::{self, Channel, Done, Limits, Memory, Write};
+use ringsock_core::provider::{self, Channel, Direct, Done, Limits, Memory, Write};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
@@ -84,6 +85,22 @@ pub unsafe extern "C" fn channel(id: *mut c_void, to: *mut Channel) {
     }
 }
 
+pub unsafe extern "C" fn direct(id: *mut c_void, to: *mut Direct) {
+    // SAFETY: an open id of ours; what is told of lives until it is closed.
+    unsafe {
+        let id = &*id.cast::<Id>();
+        let qp = (*id.cm).qp;
+        to.write(Direct {
+            qp: qp.cast(),
+            cq: id.cq.cast(),
+            post: &raw const (*(*qp).context).post_send,
+            poll: &raw const (*(*id.cq).context).poll_cq,
+            quiet: (*id.dev).quiet.into(),
+            restore: driver::restore,
+        });
+    }
+}
+
 pub unsafe extern "C" fn heard(channel: *mut c_void, to: *mut u64) -> c_int {
     let (mut cq, mut token) = (null_mut(), null_mut());
     // SAFETY: a channel that is not buried yet. The event is acknowledged at once: until then the queue that it
@@ -124,7 +141,7 @@ const LIST: usize = 16;
 
 fn opcode(flags: u32) -> libc::c_uint {
     match flags & (provider::SEND | provider::UNTOLD) {
-        0 => ffi::WR_WRITE_WITH_IMM,
+        0 => provider::WRITE_WITH_IMM,
         provider::UNTOLD => ffi::WR_WRITE,
         _ => ffi::WR_SEND_WITH_IMM,
     }
@@ -137,21 +154,17 @@ fn sge_of(w: &Write) -> Sge {
 /// A write as libibverbs wants it, with its memory, before the next one of a list.
 #[inline]
 fn request(w: &Write, sg_list: *mut Sge, next: *mut SendWr) -> SendWr {
-    let f = w.flags;
-    let bit = |b: u32, to: u32| if f & b != 0 { to } else { 0 };
     SendWr {
         wr_id: w.id,
         next,
         sg_list,
         num_sge: (w.len > 0) as c_int,
-        opcode: opcode(f),
-        send_flags: bit(provider::SIGNALED, ffi::SEND_SIGNALED)
-            | bit(provider::INLINE, ffi::SEND_INLINE)
-            | bit(provider::SOLICITED, ffi::SEND_SOLICITED),
+        opcode: opcode(w.flags),
+        send_flags: w.flags & (provider::SIGNALED | provider::INLINE | provider::SOLICITED),
         imm_data: w.imm.to_be(),
         remote_addr: w.to,
         rkey: w.rkey,
-        _rest: [0; 9],
+        rest: [0; 9],
     }
 }
 
@@ -159,13 +172,13 @@ pub unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_
     // SAFETY: an open id of ours, and `n` readable writes.
     let (id, list) = unsafe { (&*id.cast::<Id>(), std::slice::from_raw_parts(list, n as usize)) };
     // SAFETY: live objects.
-    let (qp, post_send) = unsafe { ((*id.cm).qp, (*(*(*id.cm).qp).context).post_send) };
+    let (qp, post_send) = unsafe { ((*id.cm).qp.cast(), (*(*(*id.cm).qp).context).post_send) };
     if let [w] = list {
         let mut sge = sge_of(w);
         let mut wr = request(w, &mut sge, null_mut());
         let mut bad = null_mut();
         // SAFETY: a valid request whose memory is registered.
-        let r = unsafe { post_send(qp, (&raw mut wr).cast(), &mut bad) };
+        let r = unsafe { post_send(qp, &mut wr, &mut bad) };
         return if r == 0 { 0 } else { r.abs().max(1) };
     }
     for part in list.chunks(LIST) {
@@ -178,7 +191,7 @@ pub unsafe extern "C" fn post(id: *mut c_void, list: *const Write, n: u32) -> c_
         }
         let mut bad = null_mut();
         // SAFETY: a list of valid requests whose memory is registered.
-        let r = unsafe { post_send(qp, wr.as_mut_ptr().cast(), &mut bad) };
+        let r = unsafe { post_send(qp, wr.as_mut_ptr().cast::<SendWr>(), &mut bad) };
         if r != 0 {
             return r.abs().max(1);
         }
@@ -215,16 +228,14 @@ pub unsafe extern "C" fn poll(id: *mut c_void, to: *mut Done, n: c_int) -> c_int
     // Mostly there is nothing, so nothing is cleared before it is known.
     let mut wc = [const { MaybeUninit::<Wc>::uninit() }; 32];
     // SAFETY: a live queue and room for as many completions as are asked for.
-    let got = unsafe { ((*(*cq).context).poll_cq)(cq, n.clamp(0, 32), wc.as_mut_ptr().cast()) };
+    let got = unsafe { ((*(*cq).context).poll_cq)(cq.cast(), n.clamp(0, 32), wc.as_mut_ptr().cast()) };
     for (i, w) in wc.iter().enumerate().take(got.max(0) as usize) {
         // SAFETY: written by the device's driver.
         let w = unsafe { w.assume_init_ref() };
-        // After a failure only number and status of a completion are valid; ids of writes are not 0.
-        let received = if w.status == 0 { w.opcode & ffi::WC_RECV != 0 } else { w.wr_id == 0 };
         let d = Done {
             id: w.wr_id,
             status: w.status,
-            received: received.into(),
+            received: w.is_received().into(),
             len: w.byte_len,
             imm: u32::from_be(w.imm_data),
         };
