@@ -370,13 +370,18 @@ fn under_nonsense(server: Side, client: Side, rounds: u32) {
     let hits = hits.into_inner();
     eprintln!("{hits} visits with nonsense");
     assert!(dry() || hits > 0, "no rendezvous socket was found: nothing was tested");
-    // Left in peace, two preloaded move to rings.
-    let last = start_client(&place, &RINGS, CLIENT, port).wait(60.0);
-    last.assert_ok("client after the nonsense");
-    server.stop().assert_ok("server under nonsense");
-    if peaceful_rings && !dry() {
-        last.report(CLIENT).assert_rings("client after the nonsense");
+    // Left in peace, two preloaded move to rings; but not at once, where those were looked for in vain that were pestered.
+    for still in (0..3).rev() {
+        let last = start_client(&place, &RINGS, CLIENT, port).wait(60.0);
+        last.assert_ok("client after the nonsense");
+        if !peaceful_rings || dry() || still > 0 && last.report(CLIENT).totals().share() >= WANTED_SHARE {
+            break;
+        }
+        if still == 0 {
+            last.report(CLIENT).assert_rings("client after the nonsense");
+        }
     }
+    server.stop().assert_ok("server under nonsense");
 }
 
 #[test]
