@@ -33,6 +33,19 @@ pub fn untried(why: &str) -> Res {
     Err(Why(format!("{UNTRIED}{why}")))
 }
 
+/// Whether connections leave TCP for RDMA only.
+pub fn goes_by_rdma() -> bool {
+    std::env::var("RINGSOCK_LINKS").is_ok_and(|v| v.contains("verbs"))
+}
+
+/// For what a forked child does with a connection that it has begun: the library gives it no RDMA.
+pub fn child_must_leave_tcp(cx: &Cx) -> Res {
+    if cx.is_to_leave() && goes_by_rdma() {
+        return untried("a forked child's connections stay on TCP where there is RDMA only");
+    }
+    Ok(())
+}
+
 /// How the text of a check begins that held but for the time it took, or for what the library makes of such times: the
 /// machine may have been at something else.
 pub const LATE: &str = "late: ";

@@ -1,6 +1,6 @@
 //! Duplicates, reuse of numbers, `fork`, spawned programs, passed fds.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{goes_by_rdma, untried, Cx, Op, Res, Why};
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
@@ -167,10 +167,9 @@ fn numbers_can_stay_free() -> bool {
         got
     };
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
-    let verbs = std::env::var("RINGSOCK_LINKS").is_ok_and(|v| v.contains("verbs"));
     // SAFETY: plain numbers.
     let filtered = unsafe { libc::prctl(libc::PR_GET_SECCOMP) } != 0;
-    !filtered && got >= 0 && actions.contains("user_notif") && !verbs
+    !filtered && got >= 0 && actions.contains("user_notif") && !goes_by_rdma()
 }
 
 fn numbers_stay_free(cx: &mut Cx) -> Res {

@@ -1,6 +1,6 @@
 //! What a return to TCP must not change: ends, hang-ups, and who has to wait for whom.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
 use super::images::{self, How};
 use super::procs::{bye, child, reap};
 use super::unread::{quick, unread, OURS};
@@ -156,6 +156,7 @@ struct Sender {
 impl Sender {
     /// Starts it, and has its connection leave TCP first, where `cx`'s must.
     fn start(cx: &mut Cx) -> Result<Sender, Why> {
+        child_must_leave_tcp(cx)?;
         let (listener, port) = sys::listen(0, 4)?;
         let (answers, say) = sys::pipe()?;
         let (hear, orders) = sys::pipe()?;

@@ -1,7 +1,7 @@
 //! A connection that leaves TCP while both programs leave bytes unread, and then goes to somebody who knows nothing of
 //! that.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
 use super::images::{read_all, start, How, NUMBER, STATIC};
 use super::partial::until_reset;
 use super::procs::bye;
@@ -201,6 +201,7 @@ enum Leaves {
 
 /// The peer has closed; what it sent is whole for a child that was forked before the connection moved, or after that.
 fn heir(cx: &mut Cx, early: bool, leaves: Leaves) -> Res {
+    child_must_leave_tcp(cx)?;
     let (answers, say) = sys::pipe()?;
     let pid = sys::fork()?;
     if pid == 0 {
