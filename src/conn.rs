@@ -433,22 +433,24 @@ impl Conn {
     /// Our slot and the peer's, while upgraded, of a connection that [is ours](Conn::is_ours).
     #[inline(always)]
     pub fn slots_of_ours(&self) -> Option<(&Slot, &Slot)> {
-        self.is_ours().then(|| self.slots_known()).flatten()
-    }
-
-    /// Our slot and the peer's as they are noted, by whoever shares the connection's memory.
-    #[inline(always)]
-    pub fn slots_known(&self) -> Option<(&Slot, &Slot)> {
+        if !self.is_ours() {
+            return None;
+        }
         // SAFETY: as for `own`.
-        unsafe { Some((self.own.load(Acquire).as_ref()?, self.peer.load(Acquire).as_ref()?)) }
+        unsafe { Some((self.own.load(Acquire).as_ref()?, self.peer_known()?)) }
     }
 
-    /// The peer's slot, while upgraded, of one that [is ours](Conn::is_ours), and stays as it is as long as the caller holds a
-    /// lock of it.
+    /// The peer's slot, while upgraded, of one that [is ours](Conn::is_ours). It stays as it is while a lock is held.
     #[inline(always)]
-    pub fn peer_held(&self) -> Option<&Slot> {
+    pub fn peer_known(&self) -> Option<&Slot> {
         // SAFETY: as for `own`.
         unsafe { self.peer.load(Acquire).as_ref() }
+    }
+
+    /// Whether that is (still) the peer's slot: then link and own slot are what they were, too.
+    #[inline(always)]
+    pub fn is_peer(&self, slot: &Slot) -> bool {
+        core::ptr::eq(self.peer.load(Acquire), slot)
     }
 
     /// As [`Conn::remote`], for one that is upgraded and stays so as long as the caller holds a lock of it.

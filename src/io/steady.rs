@@ -98,7 +98,7 @@ fn write<'a>(at: Place, conn: &'a Conn, len: usize, from: &impl Source, by: With
     if !conn.is_ours() {
         return None;
     }
-    let (remote, peer) = (conn.remote_held(), conn.peer_held()?);
+    let (remote, peer) = (conn.remote_held(), conn.peer_known()?);
     let usual = at.is(conn)
         && conn.end.load(Acquire) == 0
         && tx.is_steady()
@@ -151,7 +151,9 @@ unsafe fn recv_within(at: Place, conn: &Conn, buf: *mut c_void, len: usize, flag
         }
     }
     let Some(mut rx) = conn.try_hold_rx(by) else { return 0 };
-    if !conn.is_ours() || !at.is(conn) || rx.path() != RxPath::Ring {
+    // In another life of the connection slot and link are others than those looked at without the lock. (It is inherited by
+    // nobody who has it.)
+    if !conn.is_peer(peer) || !conn.is_managed() || !at.is(conn) || rx.path() != RxPath::Ring {
         return 0;
     }
     let least = if flags & libc::MSG_WAITALL != 0 { len } else { len.min(conn.rcvlowat.load(Relaxed) as usize) };

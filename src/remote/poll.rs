@@ -142,17 +142,23 @@ impl Remote {
     fn take_shortly(&self, by: Within) {
         loop {
             let Some(g) = self.poll_lock.try_hold(by) else { return };
-            let mut news = News::new();
-            let n = self.take(&mut news);
-            drop(g);
-            news.tell();
-            if n > 0 {
-                self.work();
-            }
-            if n < BATCH {
+            if !self.take_and_tell(g) {
                 return;
             }
         }
+    }
+
+    /// Takes completions by `poll_lock`, which `held` holds, and tells those whom they concern. Whether there may be more.
+    #[inline(always)]
+    fn take_and_tell<G>(&self, held: G) -> bool {
+        let mut news = News::new();
+        let n = self.take(&mut news);
+        drop(held);
+        news.tell();
+        if n > 0 {
+            self.work();
+        }
+        n >= BATCH
     }
 
     /// Takes completions and tells those whom they concern. `wait`: also if another thread is at it, for
@@ -161,20 +167,8 @@ impl Remote {
         if !self.is_ours() || self.poll_lock.held_by_me() {
             return;
         }
-        loop {
-            let g = if wait { Some(self.poll_lock.lock()) } else { self.poll_lock.try_lock() };
-            let Some(g) = g else { return };
-            let mut news = News::new();
-            let n = self.take(&mut news);
-            drop(g);
-            news.tell();
-            if n > 0 {
-                self.work();
-            }
-            if n < BATCH {
-                return;
-            }
-        }
+        let lock = || if wait { Some(self.poll_lock.lock()) } else { self.poll_lock.try_lock() };
+        while lock().is_some_and(|g| self.take_and_tell(g)) {}
     }
 
     /// Under `poll_lock`.

@@ -23,6 +23,8 @@ impl Remote {
     #[inline(never)]
     fn sent_in_a_row(&self, conn: &Conn, by: Within) {
         if !self.send_shortly::<false>(conn, by) {
+            // Who came while this way was tried has left it to us, and what is gathered next may look at nothing.
+            self.work_left();
             self.sent(conn.slot.load(Relaxed));
         }
     }
@@ -31,11 +33,15 @@ impl Remote {
     #[inline(always)]
     fn send_shortly<const EXCHANGE: bool>(&self, conn: &Conn, by: Within) -> bool {
         let slot = conn.slot.load(Relaxed) as usize % SLOTS;
-        let Some((own, peer)) = conn.slots_known() else { return false };
+        // No lock of the connection is held, so it may have left the link, and come to another: what is sent is the slot's,
+        // whoever has that by now.
+        let own = self.own(slot as u32);
+        let Some(peer) = conn.peer_known() else { return false };
         let Some(g) = self.post_lock.try_hold(by) else { return false };
         // SAFETY: guarded by `post_lock`.
         let p = unsafe { &mut *self.post.get() };
         if !self.prepare::<EXCHANGE>(p, slot, own, peer) {
+            g.unlock_and_fence();
             return false;
         }
         let request = &raw mut p.copied[slot].next.request;
