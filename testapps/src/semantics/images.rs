@@ -1,6 +1,6 @@
 //! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
 use super::procs::{bye, child, reap};
 use super::Check;
 use crate::{ensure, same, sys};
@@ -257,6 +257,7 @@ fn outlives(cx: &mut Cx) -> Res {
 /// none of the frames by which the connection comes home.
 fn of_a_stopped_peer(cx: &mut Cx, ms: u64, words: &[&str]) -> Res {
     const GO_ON: u8 = b'.';
+    child_must_leave_tcp(cx)?;
     let (l, port) = sys::listen(0, 4)?;
     let pid = child(|| {
         let fd = sys::accept(l, 0)?;
