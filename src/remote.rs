@@ -27,6 +27,8 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+#[cfg(test)]
+mod fake;
 mod flight;
 mod guard;
 mod poll;

@@ -83,7 +83,7 @@ fn send_all(at: Place, conn: &Conn, len: usize, flags: c_int, from: impl Source)
         return None;
     };
     match remote {
-        Some(r) => r.sent_shortly(conn, by),
+        Some(r) => r.sent_shortly(conn.slot.load(Relaxed), conn.peer_known(), by),
         None => conn.tell_peer_fenced(WANT_RX, FUTEX_RX),
     }
     critical.end();

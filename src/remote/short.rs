@@ -11,32 +11,33 @@ use crate::sys::keeping;
 use crate::thread::Within;
 
 impl Remote {
-    /// The program has sent something by `conn`, whose link this is.
+    /// The program has sent something by our slot `slot`, whose partner in the mirror is `peer`.
+    ///
+    /// No lock of the connection is held, so it may have left the link, and come to another: what is sent is the slot's,
+    /// whoever has that by now.
     #[inline(never)]
-    pub(crate) fn sent_shortly(&self, conn: &Conn, by: Within) {
-        if !self.send_shortly::<true>(conn, by) {
-            self.sent_in_a_row(conn, by);
+    pub(crate) fn sent_shortly(&self, slot: u32, peer: Option<&Slot>, by: Within) {
+        if !self.send_shortly::<true>(slot, peer, by) {
+            self.sent_in_a_row(slot, peer, by);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn sent_in_a_row(&self, conn: &Conn, by: Within) {
-        if !self.send_shortly::<false>(conn, by) {
+    fn sent_in_a_row(&self, slot: u32, peer: Option<&Slot>, by: Within) {
+        if !self.send_shortly::<false>(slot, peer, by) {
             // Who came while this way was tried has left it to us, and what is gathered next may look at nothing.
             self.work_left();
-            self.sent(conn.slot.load(Relaxed));
+            self.sent(slot);
         }
     }
 
     /// `EXCHANGE`: only what is exchanged one by one, without a completion, by a device that is quiet: it takes fewer looks.
     #[inline(always)]
-    fn send_shortly<const EXCHANGE: bool>(&self, conn: &Conn, by: Within) -> bool {
-        let slot = conn.slot.load(Relaxed) as usize % SLOTS;
-        // No lock of the connection is held, so it may have left the link, and come to another: what is sent is the slot's,
-        // whoever has that by now.
+    fn send_shortly<const EXCHANGE: bool>(&self, slot: u32, peer: Option<&Slot>, by: Within) -> bool {
+        let slot = slot as usize % SLOTS;
         let own = self.own(slot as u32);
-        let Some(peer) = conn.peer_known() else { return false };
+        let Some(peer) = peer else { return false };
         let Some(g) = self.post_lock.try_hold(by) else { return false };
         // SAFETY: guarded by `post_lock`.
         let p = unsafe { &mut *self.post.get() };
@@ -154,5 +155,154 @@ impl Remote {
         c.next.request.imm_data = imm::data(slot as u32, consumed).to_be();
         c.consumed = c.consumed.max(c.next.read);
         self.said(slot as u32, Some(peer), c.consumed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::fake::{self, half, Sent, DEVICE};
+    use crate::remote::Half;
+    use crate::thread::Critical;
+
+    const OURS: u32 = 3;
+    const THEIRS: u32 = 8;
+    const LOG2: u32 = 12;
+
+    /// A connection that has moved to the link, and what has come of it by now.
+    struct World {
+        half: Half,
+        arrived: u64,
+        writes: u64,
+    }
+
+    impl World {
+        fn new() -> World {
+            let half = half();
+            let mut w = World { half, arrived: 0, writes: 0 };
+            let r = w.remote();
+            assert!(r.make_timer().is_some());
+            let own = r.own(OURS);
+            own.geo[0].page.store((BLOCKS_OFFSET >> 12) as u32, SeqCst);
+            own.geo[0].log2.store(LOG2, SeqCst);
+            own.geo_count.store(1, SeqCst);
+            r.partners[OURS as usize].store(THEIRS + 1, SeqCst);
+            // The note of where the ring lies goes before the first bytes.
+            w.send(10);
+            while w.does() {}
+            r.poll(false);
+            // Which is answered.
+            r.peer(THEIRS).produced.store(10, SeqCst);
+            w
+        }
+
+        fn remote(&self) -> &'static Remote {
+            // SAFETY: as long as the world, which every test outlives.
+            unsafe { &*self.half.remote }
+        }
+
+        /// The program sends `n` bytes, for which there is room.
+        fn send(&mut self, n: u64) {
+            let r = self.remote();
+            r.own(OURS).produced.fetch_add(n, SeqCst);
+            let critical = Critical::new();
+            r.sent_shortly(OURS, Some(r.peer(THEIRS)), critical.within());
+            critical.end();
+        }
+
+        /// The device does a write, which has to be the next of the stream, and the peer takes it.
+        fn does(&mut self) -> bool {
+            let Some(sent) = fake::does() else { return false };
+            self.writes += 1;
+            let r = self.remote();
+            assert_eq!(sent.id, self.writes);
+            assert_eq!(sent.from - r.seg as u64, sent.to);
+            if sent.imm >> 30 == imm::DATA {
+                self.arrives(sent);
+            }
+            // The peer has receives again.
+            r.granted.fetch_add(1, SeqCst);
+            r.moved.store(true, SeqCst);
+            true
+        }
+
+        fn arrives(&mut self, sent: Sent) {
+            let (r, cap) = (self.remote(), 1 << LOG2);
+            assert_eq!(sent.to, BLOCKS_OFFSET as u64 + self.arrived % cap);
+            let len = u64::from(sent.len);
+            assert!(len > 0 && self.arrived % cap + len <= cap && (len <= 100 || sent.flags & INLINE == 0));
+            assert_eq!(sent.imm >> 18, OURS);
+            assert!(u64::from(sent.imm & 0x3ffff) <= r.own(OURS).consumed.load(SeqCst) / imm::UNIT);
+            self.arrived += len;
+            r.peer(THEIRS).consumed.store(self.arrived, SeqCst);
+        }
+
+        fn room(&self) -> u64 {
+            (1 << LOG2) - (self.remote().own(OURS).produced.load(SeqCst) - self.arrived)
+        }
+
+        /// All arrives, if somebody looks for what is done.
+        fn ends(mut self) {
+            let r = self.remote();
+            for _ in 0..100 {
+                while self.does() {}
+                r.poll(false);
+            }
+            assert_eq!(self.arrived, r.own(OURS).produced.load(SeqCst));
+            assert!(r.waiting.is_empty() && r.pending.is_empty() && !r.failed.load(SeqCst));
+            self.half.destroy(&DEVICE);
+        }
+    }
+
+    /// Sends of all kinds between answers, completions, looks and reads: what comes is the stream, and nothing waits without
+    /// being told.
+    #[test]
+    fn what_is_sent_arrives_once_and_in_order() {
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = |n: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % n
+        };
+        for _ in 0..200 {
+            let mut w = World::new();
+            let r = w.remote();
+            let slow = next(2) == 0;
+            for _ in 0..300 {
+                match next(8) {
+                    0..=3 => {
+                        let n = [1, 64, 100, 101, 700][next(5) as usize].min(w.room());
+                        if slow {
+                            r.posted_at.store(0, SeqCst);
+                        }
+                        if n > 0 {
+                            w.send(n);
+                        }
+                    }
+                    4 => _ = r.peer(THEIRS).produced.fetch_add(64, SeqCst),
+                    5 => _ = w.does(),
+                    6 => r.own(OURS).consumed.store(r.peer(THEIRS).produced.load(SeqCst), SeqCst),
+                    _ => r.poll(false),
+                }
+                let left = r.unsent(OURS) > 0;
+                assert!(!left || r.waiting.has(OURS) && fake::will_tell(), "nobody sends the rest");
+            }
+            w.ends();
+        }
+    }
+
+    /// Who sends faster than the device gathers behind two writes.
+    #[test]
+    fn who_sends_in_a_row_gathers() {
+        let mut w = World::new();
+        let r = w.remote();
+        for _ in 0..40 {
+            r.posted_at.store(crate::sync::now_ns() + 1_000_000_000, SeqCst);
+            w.send(64);
+        }
+        assert_eq!(r.unsent(OURS), 38 * 64);
+        assert!(r.waiting.has(OURS));
+        w.ends();
     }
 }
