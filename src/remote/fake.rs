@@ -15,6 +15,8 @@ pub(super) struct Sent {
     pub len: u32,
     pub imm: u32,
     pub flags: u32,
+    /// It came the short way.
+    pub short: bool,
 }
 
 impl Sent {
@@ -44,7 +46,7 @@ pub(super) fn will_tell() -> bool {
     SENT.with_borrow(|sent| sent.iter().any(Sent::tells)) || DONE.with_borrow(|done| !done.is_empty())
 }
 
-/// A device that takes all writes and does none.
+/// The device.
 pub(super) static DEVICE: Api = {
     unsafe extern "C" fn start(_: *mut Options) -> *mut c_void {
         core::ptr::null_mut()
@@ -82,7 +84,7 @@ pub(super) static DEVICE: Api = {
         let (r, piece) = unsafe { (&*request, &*(*request).sg_list) };
         assert!(r.next.is_null() && r.num_sge == 1 && r.opcode == provider::WRITE_WITH_IMM);
         let (from, to, imm) = (piece.addr, r.remote_addr, u32::from_be(r.imm_data));
-        let sent = Sent { id: r.wr_id, from, to, len: piece.length, imm, flags: r.send_flags };
+        let sent = Sent { id: r.wr_id, from, to, len: piece.length, imm, flags: r.send_flags, short: true };
         SENT.with_borrow_mut(|all| all.push_back(sent));
         0
     }
@@ -118,7 +120,7 @@ pub(super) static DEVICE: Api = {
     unsafe extern "C" fn post(_: *mut c_void, writes: *const Write, n: u32) -> c_int {
         // SAFETY: the caller's array.
         for w in unsafe { core::slice::from_raw_parts(writes, n as usize) } {
-            let sent = Sent { id: w.id, from: w.from, to: w.to, len: w.len, imm: w.imm, flags: w.flags };
+            let sent = Sent { id: w.id, from: w.from, to: w.to, len: w.len, imm: w.imm, flags: w.flags, short: false };
             SENT.with_borrow_mut(|all| all.push_back(sent));
         }
         0

@@ -174,12 +174,14 @@ mod tests {
         half: Half,
         arrived: u64,
         writes: u64,
+        /// Writes that came the short way.
+        short: u64,
     }
 
     impl World {
         fn new() -> World {
             let half = half();
-            let mut w = World { half, arrived: 0, writes: 0 };
+            let mut w = World { half, arrived: 0, writes: 0, short: 0 };
             let r = w.remote();
             assert!(r.make_timer().is_some());
             let own = r.own(OURS);
@@ -197,7 +199,7 @@ mod tests {
         }
 
         fn remote(&self) -> &'static Remote {
-            // SAFETY: as long as the world, which every test outlives.
+            // SAFETY: it lasts until `ends`, behind which no test uses it.
             unsafe { &*self.half.remote }
         }
 
@@ -214,6 +216,7 @@ mod tests {
         fn does(&mut self) -> bool {
             let Some(sent) = fake::does() else { return false };
             self.writes += 1;
+            self.short += u64::from(sent.short);
             let r = self.remote();
             assert_eq!(sent.id, self.writes);
             assert_eq!(sent.from - r.seg as u64, sent.to);
@@ -265,6 +268,7 @@ mod tests {
             random ^= random << 17;
             random % n
         };
+        let mut short = 0;
         for _ in 0..200 {
             let mut w = World::new();
             let r = w.remote();
@@ -288,8 +292,10 @@ mod tests {
                 let left = r.unsent(OURS) > 0;
                 assert!(!left || r.waiting.has(OURS) && fake::will_tell(), "nobody sends the rest");
             }
+            short += w.short;
             w.ends();
         }
+        assert!(short > 1000, "{short} writes went the short way");
     }
 
     /// Who sends faster than the device gathers behind two writes.
