@@ -298,8 +298,10 @@ struct Look {
     invited: bool,
     /// Where the peer has said that it is.
     sent_to: Option<[u8; 16]>,
-    /// How often that moment was looked for.
+    /// How often that moment was looked for, ...
     busy: u32,
+    /// ... and since when; 0: not yet.
+    since: i64,
     /// When to do the next thing.
     at: i64,
     until: i64,
@@ -500,7 +502,7 @@ impl Bg {
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
         let mut at =
-            self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at()).min(self.unseen.due());
+            self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at());
         for l in self.looks.values() {
             at = at.min(l.at);
         }
@@ -710,9 +712,6 @@ impl Bg {
         }
         self.rests.retain_mut(|r| r.due() > now || !r.go_on(now));
         self.question_suspects(now);
-        for c in self.unseen.found_late(now) {
-            self.return_unseen(c);
-        }
         self.release_held(now);
         self.shrink_idle(now);
         self.leave_unused(now);

@@ -705,6 +705,7 @@ impl Conn {
     #[inline]
     pub fn count_tx_tcp(&self, n: usize) {
         self.stats().tx_bytes_tcp.fetch_add(n as u64, Relaxed);
+        crate::epoll::kernel_has_news();
     }
 
     /// Bytes were received by TCP.

@@ -46,7 +46,7 @@ pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
-pub use wait::{look, wait};
+pub use wait::{kernel_has_news, look, wait};
 pub use whole::{fork_is_over, is_forking};
 use whole::{Changing, Whole};
 pub use young::{ended, grown_up, has_young, Young};
@@ -208,6 +208,8 @@ pub struct Set {
     rounds: AtomicU64,
     /// When the kernel's fds were looked at last.
     kernel_at: AtomicI64,
+    /// What [`wait`] knew then of what the process had given to the kernel.
+    kernel_news: AtomicU32,
     /// The process that uses it (`process::life`); another value: one that this process descends from.
     life: AtomicU32,
 }
@@ -275,6 +277,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             kernel_first: AtomicBool::new(false),
             rounds: AtomicU64::new(1),
             kernel_at: AtomicI64::new(0),
+            kernel_news: AtomicU32::new(0),
             life: AtomicU32::new(0),
         })),
     };

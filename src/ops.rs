@@ -223,6 +223,7 @@ pub unsafe fn connecting(fd: c_int, waited: bool) {
     let flags = (waited && !crate::options::connects_late()).then_some(0);
     fds::opened(fd, None, flags);
     streamed(fd);
+    crate::epoll::kernel_has_news();
 }
 
 macro_rules! foreign {

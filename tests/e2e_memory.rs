@@ -39,19 +39,20 @@ fn memory_of_a_connection_that_rests_goes_back() {
     }
     let _one = one_at_a_time();
     let place = Place::new("memory");
-    let (server, port) = start_server(&place, &SETTINGS, "pingpong-server --size 2000000");
-    let line = "pingpong-client --size 2000000 --count 80 --burst 40 --pause-us 20000000";
+    // So much that the rings grow as large as they may, however quick the readers are: little is not worth giving back.
+    let (server, port) = start_server(&place, &SETTINGS, "pingpong-server --size 8000000");
+    let line = "pingpong-client --size 8000000 --count 80 --burst 40 --pause-us 20000000";
     let client = start_client(&place, &SETTINGS, line, port);
     let pids = [server.pid(), client.pid()];
     let all = || pids.map(ring_kib).iter().sum::<u64>();
     for turn in ["at first", "again"] {
-        wait_until(&format!("much is taken {turn}"), 20, || all() > 2 << 10);
+        wait_until(&format!("much is taken {turn}"), 20, || all() > 16 << 10);
         wait_until(&format!("it is given back {turn}"), 18, || all() == 0);
     }
     let client = client.wait(60.0);
     client.assert_ok("client");
     let t = client.report("client").totals();
-    assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 80_000_000, "{t:?}");
+    assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 500_000_000, "{t:?}");
     server.stop().assert_ok("server");
 }
 

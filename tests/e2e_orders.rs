@@ -12,17 +12,10 @@ fn ringsock(words: &[&str]) -> Output {
     c.args(words).output().expect("the command")
 }
 
-/// What `stat` says of the only connection of a process, if it has one yet.
-fn connection(pid: u32) -> Option<Json> {
-    let o = ringsock(&["stat", "--json", &pid.to_string()]);
-    let all = Json::parse(&String::from_utf8_lossy(&o.stdout)).ok()?;
-    all.list()[0].get("connections").list().first().cloned()
-}
-
 fn wait_for(pid: u32, path: &str) -> Json {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let c = connection(pid);
+        let c = connections(pid).first().cloned();
         let is = |key: &str| c.as_ref().is_some_and(|c| c.get(key).text() == Some(path));
         if is("path_tx") && is("path_rx") {
             return c.expect("just looked at");

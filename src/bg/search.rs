@@ -462,9 +462,18 @@ impl Look {
             invited: false,
             sent_to: None,
             busy: 0,
+            since: 0,
             at: now,
             until: now + LISTEN_NS,
         }
+    }
+
+    /// Since when a moment is looked for in which the connection can be made ours.
+    pub(super) fn since(&mut self) -> i64 {
+        if self.since == 0 {
+            self.since = now_ns();
+        }
+        self.since
     }
 }
 

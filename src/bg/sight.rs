@@ -151,7 +151,8 @@ impl Bg {
                 // It thinks, or others have its processor.
                 About::Running => true,
                 // Another thread may wait for it, if only by a set of its own making.
-                About::Elsewhere => !unseen.has(c),
+                // (If nobody knows now, the next look will.)
+                About::Elsewhere => unseen.has(c, now - PATIENCE_NS) != Ok(true),
                 About::Unknown => false,
             };
             match judge(left, s.busy, busy) {

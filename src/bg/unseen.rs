@@ -9,7 +9,6 @@ use crate::table::{self, Entry};
 use crate::textfile::TextFile;
 use crate::{chaos, fdhigh};
 use core::fmt::Write;
-use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
 const DIR: &[u8] = b"/proc/self/fd\0";
@@ -17,64 +16,45 @@ const DIR: &[u8] = b"/proc/self/fd\0";
 const SET: &[u8] = b"anon_inode:[eventpoll]";
 /// The process's fds are gone through for at most a twentieth of the time, ...
 const SHARE: i64 = 20;
-/// ... but what is known is not believed for longer than this.
+/// ... once they have been for that share of this time without a pause, ...
+const BURST_NS: i64 = 400_000_000;
+/// ... but whoever wants to know waits no longer than this.
 const LONGEST_NS: i64 = 500_000_000;
+/// Who has asked before is told anew after so long.
+const MOMENT_NS: i64 = 1_000_000;
 /// A set that is described by more than this is taken to have every connection.
 const MOST: usize = 64 << 10;
 
-/// The sets that are there.
+/// The sets that were there when they were looked for last.
 #[derive(Default)]
 pub(super) struct Unseen {
     sets: Vec<c_int>,
-    fresh_until: i64,
-    /// Connections, and their generations, that are in none of them, as far as was known when they were asked for: a set
-    /// may have been made since the list was.
-    doubtful: Vec<(&'static Conn, u32)>,
+    /// When that began.
+    at: i64,
+    /// When they may be looked for again.
+    next: i64,
 }
 
 impl Unseen {
-    /// Whether one of them has the connection; what is not sure is looked at again, see [`Unseen::found_late`].
-    pub(super) fn has(&mut self, conn: &'static Conn) -> bool {
+    /// Whether one of them has the connection. A set may have been made since they were looked for: if that was before
+    /// `since`, and may not be done again now, nobody knows, and this is the time at which to ask again.
+    pub(super) fn has(&mut self, conn: &Conn, since: i64) -> Result<bool, i64> {
         let now = now_ns();
-        let fresh = now >= self.fresh_until;
-        if fresh {
-            self.list(now);
+        // Under chaos a connection may move in the moment in which its set is made.
+        if chaos::is_on() || now >= self.next && self.at < since.max(now - MOMENT_NS) {
+            self.at = now;
+            self.list();
+            self.next = next_after(self.next, now, now_ns());
         }
-        let has = self.is_in_any(conn);
-        if !has && !fresh {
-            self.doubtful.push((conn, conn.gen.load(Relaxed)));
-        }
-        has
-    }
-
-    /// When to ask for those that are in one.
-    pub(super) fn due(&self) -> i64 {
-        match self.doubtful.is_empty() {
-            true => i64::MAX,
-            false => self.fresh_until,
+        match self.at >= since {
+            true => Ok(self.sets.iter().any(|set| contains(*set, conn))),
+            false => Err(self.next),
         }
     }
 
-    /// Connections that turned out to be in one.
-    pub(super) fn found_late(&mut self, now: i64) -> Vec<&'static Conn> {
-        if now < self.due() {
-            return Vec::new();
-        }
-        self.list(now);
-        let all = core::mem::take(&mut self.doubtful).into_iter();
-        all.filter(|(c, gen)| c.gen.load(Relaxed) == *gen && self.is_in_any(c)).map(|(c, _)| c).collect()
-    }
-
-    fn is_in_any(&self, conn: &Conn) -> bool {
-        self.sets.iter().any(|set| contains(*set, conn))
-    }
-
-    fn list(&mut self, now: i64) {
+    fn list(&mut self) {
         self.sets.clear();
         crate::desk::run(|| self.gather());
-        let end = now_ns();
-        // Under chaos a connection may move in the moment in which its set is made.
-        self.fresh_until = end + if chaos::is_on() { 0 } else { ((end - now) * SHARE).min(LONGEST_NS) };
     }
 
     fn gather(&mut self) {
@@ -105,6 +85,11 @@ impl Unseen {
     }
 }
 
+/// When they may be looked for again, if they might from `next` on, and were from `began` until `now`.
+fn next_after(next: i64, began: i64, now: i64) -> i64 {
+    (next.max(began - BURST_NS) + (now - began) * SHARE).min(now + LONGEST_NS)
+}
+
 /// `name` is followed by NUL, as the kernel wrote it.
 fn is_set(dir: usize, name: &[u8]) -> bool {
     let mut to = [0u8; SET.len() + 1];
@@ -127,4 +112,41 @@ fn contains(set: c_int, conn: &Conn) -> bool {
         let fd = digits.and_then(|d| core::str::from_utf8(d).ok()?.parse().ok());
         fd.is_some_and(|fd| table::is(fd, conn))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: i64 = 1_000_000;
+
+    /// Those who ask all the time, with a list that takes `cost`: how often it was made in `span`, and the longest wait.
+    fn asked(cost: i64, span: i64) -> (i64, i64) {
+        let begin = 10_000 * MS;
+        let (mut now, mut next, mut lists, mut longest) = (begin, 0, 0, 0);
+        while now < begin + span {
+            let end = now + cost;
+            next = next_after(next, now, end);
+            lists += 1;
+            longest = longest.max(next - end);
+            now = next.max(end);
+        }
+        (lists, longest)
+    }
+
+    #[test]
+    fn what_is_quick_is_done_at_once_but_not_for_more_than_its_share() {
+        let (lists, longest) = asked(MS / 10, 4_000 * MS);
+        // A twentieth of the time, and of that which may be made up for.
+        assert!((2_000..=2_300).contains(&lists), "{lists}");
+        assert!(longest <= 2 * MS, "{longest}");
+        assert_eq!(asked(MS / 10, 10 * MS), (100, 0));
+    }
+
+    #[test]
+    fn what_takes_long_keeps_nobody_waiting_for_ever() {
+        let (lists, longest) = asked(200 * MS, 7_000 * MS);
+        assert_eq!(longest, LONGEST_NS);
+        assert!((9..=11).contains(&lists), "{lists}");
+    }
 }

@@ -13,6 +13,8 @@ pub(super) enum Not {
     Now,
     /// The peer is being asked for memory that it can write.
     WithoutRoom,
+    /// Nobody knows before that time whether the program waits for it by a set that the library has not seen.
+    Before(i64),
     /// For this reason.
     For(Why),
 }
@@ -198,13 +200,13 @@ impl Bg {
     }
 
     pub(super) fn propose(&mut self, l: &'static Link, t: Tuple) {
-        let Some(look) = self.looks.get(&(t, false)) else { return };
-        let (conn, gen) = (look.conn, look.gen);
+        let Some(look) = self.looks.get_mut(&(t, false)) else { return };
+        let (conn, gen, since) = (look.conn, look.gen, look.since());
         if conn.gen.load(Relaxed) != gen {
             self.drop_look((t, false));
             return;
         }
-        match self.begin(conn, l) {
+        match self.begin(conn, l, since) {
             Ok((slot, nonce)) => {
                 self.drop_look((t, false));
                 told(t, "proposed");
@@ -229,7 +231,9 @@ impl Bg {
         let reject = |bg: &mut Bg, why: Why| {
             bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
-        let Some(conn) = self.found((m.tuple, true)).map(|k| k.conn) else { return reject(self, Why::NoPeer) };
+        let Some((conn, since)) = self.found((m.tuple, true)).map(|k| (k.conn, k.since())) else {
+            return reject(self, Why::NoPeer);
+        };
         if l.is_alone() && l.slots.load(SeqCst) > 0 {
             return reject(self, Why::Refused);
         }
@@ -238,7 +242,7 @@ impl Bg {
         if !l.is_alone() && !servers.iter().any(|s| core::ptr::eq(*s, l)) {
             servers.push(l);
         }
-        match self.begin(conn, l) {
+        match self.begin(conn, l, since) {
             Ok((slot, nonce)) => {
                 self.drop_look((m.tuple, true));
                 told(m.tuple, "accepted");
@@ -276,9 +280,18 @@ impl Bg {
         const ROOM_NS: i64 = 100 * MS;
         let Some(k) = self.looks.get_mut(&end) else { return false };
         k.busy += 1;
-        if k.busy <= TRIES && matches!(not, Not::WithoutRoom) {
+        let later = match not {
+            Not::WithoutRoom => {
+                // Much may have changed by then.
+                k.since = 0;
+                Some(now_ns() + ROOM_NS)
+            }
+            Not::Before(at) => Some(at),
+            Not::Now | Not::For(_) => None,
+        };
+        if let Some(at) = later.filter(|_| k.busy <= TRIES) {
             k.found = Some((l, proposal));
-            k.at = now_ns() + ROOM_NS;
+            k.at = at;
             return true;
         }
         if k.busy > TRIES {
@@ -292,8 +305,13 @@ impl Bg {
         true
     }
 
-    /// Makes a connection ours and starts to look for its mark.
-    pub(super) fn begin(&mut self, conn: &'static Conn, l: &'static Link) -> Result<(u32, [u8; 16]), Not> {
+    /// Makes a connection ours and starts to look for its mark. `since`: when that was asked for first.
+    pub(super) fn begin(
+        &mut self,
+        conn: &'static Conn,
+        l: &'static Link,
+        since: i64,
+    ) -> Result<(u32, [u8; 16]), Not> {
         if l.dead.load(SeqCst) {
             return Err(Not::For(Why::Refused));
         }
@@ -308,7 +326,7 @@ impl Bg {
         if l.remote().is_some() && !l.side.has_room(log2) {
             return Err(Not::WithoutRoom);
         }
-        if self.unseen.has(conn) {
+        if self.unseen.has(conn, since).map_err(Not::Before)? {
             make_plain(conn, Why::Unseen);
             return Err(Not::For(Why::Unseen));
         }

@@ -39,16 +39,21 @@ impl Remote {
                 return;
             }
         }
-        if !self.waiting.has(slot) {
-            return self.flush(slot);
+        if self.is_gathered(slot) {
+            return;
         }
-        if self.unsent(slot) >= self.gather.bytes {
+        if self.waiting.has(slot) && self.unsent(slot) >= self.gather.bytes {
             self.pending.add(slot);
             self.work();
-            self.flush(slot);
-        } else if !self.may_gather() {
-            self.flush(slot);
         }
+        self.flush(slot);
+    }
+
+    /// Whether what the program has sent by our slot `slot` can be left for later: it waits, little has come together, and
+    /// this is a moment in which nobody looks.
+    #[inline(always)]
+    pub(super) fn is_gathered(&self, slot: u32) -> bool {
+        self.waiting.has(slot) && self.unsent(slot) < self.gather.bytes && self.may_gather()
     }
 
     /// Sends what is new of a slot where that is all there is to do, and nobody is at it. False: it did nothing.
@@ -123,10 +128,9 @@ impl Remote {
         if !self.is_ours() {
             return;
         }
-        if self.waiting.has(slot) {
-            // It goes with a write that is under way, when that is done.
-            self.poll(false);
-        }
+        // What waits goes when a write that is under way is done: with all that there was by the time at which it was last seen
+        // to wait.
+        crate::sync::full_fence();
         if !self.waiting.has(slot) {
             self.pending.add(slot);
             self.work();

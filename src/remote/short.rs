@@ -25,11 +25,18 @@ impl Remote {
     #[cold]
     #[inline(never)]
     fn sent_in_a_row(&self, slot: u32, peer: Option<&Slot>, by: Within) {
-        if !self.send_shortly::<false>(slot, peer, by) {
-            // Who came while this way was tried has left it to us, and what is gathered next may look at nothing.
+        // Who came while a way was tried has left it to us, and what is gathered may look at nothing.
+        if self.waiting.has(slot) && self.is_ours() {
             self.work_left();
-            self.sent(slot);
+            if self.is_gathered(slot) {
+                return;
+            }
+        } else if self.send_shortly::<false>(slot, peer, by) {
+            return;
+        } else {
+            self.work_left();
         }
+        self.sent(slot);
     }
 
     /// `EXCHANGE`: only what is exchanged one by one, without a completion, by a device that is quiet: it takes fewer looks.

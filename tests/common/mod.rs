@@ -144,6 +144,14 @@ pub fn plain_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     c
 }
 
+/// What `ringsock stat` says of the connections of a process that runs; none as long as there are none.
+pub fn connections(pid: u32) -> Vec<Json> {
+    let mut stat = plain_command(artifacts().join("ringsock"));
+    let out = stat.args(["stat", "--json", &pid.to_string()]).output().expect("the command");
+    let all = Json::parse(&String::from_utf8_lossy(&out.stdout)).ok();
+    all.map_or_else(Vec::new, |all| all.list()[0].get("connections").list().to_vec())
+}
+
 /// Byte counts of a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
