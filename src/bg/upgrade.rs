@@ -306,12 +306,7 @@ impl Bg {
     }
 
     /// Makes a connection ours and starts to look for its mark. `since`: when that was asked for first.
-    pub(super) fn begin(
-        &mut self,
-        conn: &'static Conn,
-        l: &'static Link,
-        since: i64,
-    ) -> Result<(u32, [u8; 16]), Not> {
+    pub(super) fn begin(&mut self, conn: &'static Conn, l: &'static Link, since: i64) -> Result<(u32, [u8; 16]), Not> {
         if l.dead.load(SeqCst) {
             return Err(Not::For(Why::Refused));
         }

@@ -7,8 +7,10 @@
 use super::*;
 use crate::layout::{FUTEX_TX, WANT_TX};
 use crate::provider::{INLINE, SIGNALED, SOLICITED};
+use crate::sync::Held;
 use crate::sys::keeping;
 use crate::thread::Within;
+use libc::c_int;
 
 impl Remote {
     /// The program has sent something by our slot `slot`, whose partner in the mirror is `peer`.
@@ -17,67 +19,72 @@ impl Remote {
     /// whoever has that by now.
     #[inline(never)]
     pub(crate) fn sent_shortly(&self, slot: u32, peer: Option<&Slot>, by: Within) {
-        if !self.send_shortly::<true>(slot, peer, by) {
-            self.sent_in_a_row(slot, peer, by);
+        let place = slot as usize % SLOTS;
+        let own = self.own(slot);
+        let held = peer.and_then(|peer| Some((peer, self.post_lock.try_hold(by)?)));
+        let Some((peer, g)) = held else { return self.sent_otherwise(slot) };
+        // SAFETY: guarded by `post_lock`.
+        let p = unsafe { &mut *self.post.get() };
+        if !self.prepare::<true>(p, place, own, peer) {
+            return self.sent_in_a_row(p, slot, peer, g);
+        }
+        if self.give(&raw mut p.copied[place].next.request) != 0 {
+            self.post_failed();
+        }
+        g.unlock_and_fence();
+        // Who came meanwhile has left it to us.
+        self.work_left();
+    }
+
+    /// The same of what is no answer, or is to give a completion, or goes by a device that is not quiet.
+    #[cold]
+    #[inline(never)]
+    fn sent_in_a_row(&self, p: &mut Post, slot: u32, peer: &Slot, g: Held) {
+        let place = slot as usize % SLOTS;
+        let does = self.prepare::<false>(p, place, self.own(slot), peer);
+        if does {
+            let request = &raw mut p.copied[place].next.request;
+            if self.direct.quiet == 0 {
+                if keeping(|| self.give(request)) != 0 {
+                    self.fail();
+                }
+            } else if self.give(request) != 0 {
+                self.post_failed();
+            }
+        }
+        g.unlock_and_fence();
+        self.work_left();
+        if !does {
+            self.sent_otherwise(slot);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn sent_in_a_row(&self, slot: u32, peer: Option<&Slot>, by: Within) {
-        // Who came while a way was tried has left it to us, and what is gathered may look at nothing.
-        if self.waiting.has(slot) && self.is_ours() {
-            self.work_left();
-            if self.is_gathered(slot) {
-                return;
-            }
-        } else if self.send_shortly::<false>(slot, peer, by) {
-            return;
-        } else {
-            self.work_left();
+    fn sent_otherwise(&self, slot: u32) {
+        if !self.is_ours() || !self.is_gathered(slot) {
+            self.sent(slot);
         }
-        self.sent(slot);
     }
 
-    /// `EXCHANGE`: only what is exchanged one by one, without a completion, by a device that is quiet: it takes fewer looks.
+    /// Gives the device a request that was prepared under `post_lock`, which is still held. 0: it has taken it.
     #[inline(always)]
-    fn send_shortly<const EXCHANGE: bool>(&self, slot: u32, peer: Option<&Slot>, by: Within) -> bool {
-        let slot = slot as usize % SLOTS;
-        let own = self.own(slot as u32);
-        let Some(peer) = peer else { return false };
-        let Some(g) = self.post_lock.try_hold(by) else { return false };
-        // SAFETY: guarded by `post_lock`.
-        let p = unsafe { &mut *self.post.get() };
-        if !self.prepare::<EXCHANGE>(p, slot, own, peer) {
-            g.unlock_and_fence();
-            return false;
-        }
-        let request = &raw mut p.copied[slot].next.request;
-        // SAFETY: the queue pair is there as long as `limit` is; the request is valid, and its bytes lie in registered memory.
-        let post = || unsafe { (*self.direct.post)(self.direct.qp, request, self.bad.get()) };
-        let failed = match EXCHANGE {
-            true => post() != 0 && self.post_failed(),
-            false if self.direct.quiet != 0 => post() != 0 && self.post_failed(),
-            false => keeping(post) != 0,
-        };
-        if failed {
-            self.fail();
-        }
-        g.unlock_and_fence();
-        // Who came meanwhile has left it to us.
-        self.work_left();
-        true
+    fn give(&self, request: *mut Request) -> c_int {
+        // SAFETY: the queue pair is there as long as `limit` is, so it was when this was prepared; the request is valid, and its
+        // bytes lie in registered memory.
+        unsafe { (*self.direct.post)(self.direct.qp, request, self.bad.get()) }
     }
 
     /// A device that is quiet has refused a request.
     #[cold]
     #[inline(never)]
-    fn post_failed(&self) -> bool {
+    fn post_failed(&self) {
         (self.direct.restore)();
-        true
+        self.fail();
     }
 
-    /// Makes the next request of a slot what it is to be. Under `post_lock`.
+    /// Makes the next request of a slot what it is to be. Under `post_lock`. `EXCHANGE`: only if it is exchanged one by one,
+    /// without a completion, by a device that is quiet, which takes fewer looks.
     #[inline(always)]
     fn prepare<const EXCHANGE: bool>(&self, p: &mut Post, slot: usize, own: &Slot, peer: &Slot) -> bool {
         let c = &mut p.copied[slot];
