@@ -33,7 +33,7 @@ fn advance(b: &mut Both) -> bool {
         return false;
     }
     let mut changed = false;
-    if conn.is_refused_late() && !conn.has_ended(END_EOF) {
+    if conn.is_refused_late() && !conn.has_ended(END_EOF) || b.is_refused_by_closed() {
         reset_with(b, libc::EPIPE);
         return true;
     }

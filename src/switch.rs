@@ -322,6 +322,15 @@ impl Switch {
         self.given_done = (self.given_done + n).min(self.given);
     }
 
+    /// Whether `bytes`, at most [`Switch::control_want`] of them, can come next in the control stream.
+    pub fn may_be_control(&self, bytes: &[u8]) -> bool {
+        let at = usize::from(self.frame_len);
+        let mut frame = self.frame;
+        let Some(to) = frame.get_mut(at..at + bytes.len()) else { return false };
+        to.copy_from_slice(bytes);
+        Frame::may_begin(&frame[..at + bytes.len()])
+    }
+
     /// Takes bytes of the control stream, at most [`Switch::control_want`] of them.
     pub fn control(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         if bytes.len() > self.control_want() {

@@ -76,6 +76,19 @@ impl Frame {
         };
         (frame.encode() == *bytes).then_some(frame)
     }
+
+    /// Whether `bytes`, of which there are no more than [`FRAME_LEN`], can be the first of a frame.
+    pub fn may_begin(bytes: &[u8]) -> bool {
+        let mut whole = [0; FRAME_LEN];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        match bytes.len() {
+            FRAME_LEN => Frame::decode(&whole).is_some(),
+            n => {
+                let magic = n.min(FRAME_MAGIC.len());
+                whole[..magic] == FRAME_MAGIC[..magic] && (n <= 3 || (1..=4).contains(&whole[3])) && whole[4..8] == [0; 4]
+            }
+        }
+    }
 }
 
 /// What an armed receiver sees at the front of its TCP stream.

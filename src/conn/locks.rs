@@ -3,6 +3,7 @@
 use super::*;
 use crate::sync::Held;
 use crate::thread::Within;
+use crate::wire::FRAME_LEN;
 
 /// The right to send.
 pub struct Tx<'a, G = Guard<'a>> {
@@ -175,15 +176,42 @@ impl Both<'_> {
     }
 
     /// Whether the peer's program has sent something by TCP to ours, which has closed a connection on the ring. It is no
-    /// frame, for a peer on this host says before its first one that it comes.
+    /// frame: a peer on this host says before its first one that it comes; from another host that may come later, so it is
+    /// looked at.
     pub fn is_sent_late(&mut self) -> bool {
         let conn = self.rx.conn();
+        let fd = conn.local().fd.load(Relaxed);
         self.rx.path() == RxPath::Ring
-            && conn.remote().is_none()
             && !conn.has_ended(END_EOF | END_RESET | END_FAILED)
             && conn.own().is_some_and(|own| own.flags.load(SeqCst) & CLOSED != 0)
-            && sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).is_ok_and(|n| n > 0)
+            && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
             && !self.is_returning()
+            && (conn.remote().is_none() || !self.may_be_frame(fd))
+    }
+
+    fn may_be_frame(&mut self, fd: i32) -> bool {
+        let mut buf = [0u8; FRAME_LEN];
+        let want = self.sw().control_want();
+        // SAFETY: `buf` has room.
+        let n = unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), want, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+        n.map_or(true, |n| self.sw().may_be_control(&buf[..n]))
+    }
+
+    /// Whether the peer's program, on another host, has closed before it could read what ours had sent by then: the kernel
+    /// would have answered that by a reset.
+    pub fn is_refused_by_closed(&mut self) -> bool {
+        let conn = self.rx.conn();
+        let closed = conn.remote().is_some()
+            && conn.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | ABORT | LEAVING) == CLOSED)
+            && !conn.has_ended(END_EOF | END_WRSHUT)
+            && matches!(self.rx.path(), RxPath::Ring | RxPath::Armed)
+            && self.tx.path() == TxPath::Ring
+            && !self.tx.pending();
+        // With the end of the stream has come what stands before it.
+        closed
+            && self.tx.ring().refresh().is_ok()
+            && self.tx.ring().shown() > self.tx.ring().consumed
+            && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0
     }
 
     /// Whether the kernel has bytes of the program's that it has not delivered, and the peer may still send a frame.

@@ -35,6 +35,32 @@ fn returning() -> Switch {
     sw
 }
 
+/// Whether bytes that stand in the control stream can be a frame is known before they are taken, in whatever pieces they come.
+#[test]
+fn what_can_be_a_frame() {
+    let frames =
+        [Frame::Leave, Frame::Return { consumed: 7 }, Frame::Resume { from: 1, until: 1 << 40 }, Frame::Back { len: 3 }];
+    for frame in frames.map(Frame::encode) {
+        for at in 0..FRAME_LEN {
+            let mut sw = ring();
+            sw.control(&frame[..at]).unwrap();
+            for n in 1..=FRAME_LEN - at {
+                let mut next = frame[at..at + n].to_vec();
+                assert!(sw.may_be_control(&next), "{at} {n}");
+                if at < 8 {
+                    // Magic, kind and what is reserved are known.
+                    next[0] ^= 0x40;
+                    assert!(!sw.may_be_control(&next), "{at} {n}");
+                }
+            }
+            assert!(!sw.may_be_control(&[frame[at..].to_vec(), vec![0]].concat()));
+        }
+    }
+    for program in [&[1u8; 10][..], b"rs", b"rs\x01", b"rs\x02", b"GET / HTTP/1.1\r\n\r\n"] {
+        assert_eq!(ring().may_be_control(program), b"rs\x01".starts_with(program), "{program:?}");
+    }
+}
+
 fn say(sw: &mut Switch, frame: Frame) -> Result<(), Violation> {
     for byte in frame.encode() {
         sw.control(&[byte])?;

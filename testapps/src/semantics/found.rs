@@ -5,8 +5,8 @@ use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{
-    EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_ZEROCOPY, POLLERR, POLLHUP, POLLIN, POLLOUT,
-    SOL_SOCKET,
+    EPIPE, EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_ZEROCOPY, POLLERR, POLLHUP, POLLIN, POLLOUT,
+    POLLRDHUP, SOL_SOCKET,
 };
 use std::os::fd::RawFd;
 
@@ -15,6 +15,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-by-own-system-calls", |cx| unseen_epoll(cx, 60)),
     ("epoll-by-own-system-calls-among-many-files", among_many),
     ("close-with-more-to-come", close_early),
+    ("close-answers-what-is-sent-late", sent_late),
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
@@ -151,6 +152,28 @@ fn close_early(cx: &mut Cx) -> Res {
         sys::close(a)?;
     }
     cx.warm(4, 0)
+}
+
+/// What is sent to an end that has closed is answered by a reset, whether the sender could know or not, and with bytes of that
+/// end's unread or without.
+fn sent_late(cx: &mut Cx) -> Res {
+    for round in 0..12 {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        let unread = if round % 2 == 0 { 0 } else { 500 };
+        cx.tell(Op::Send, unread as u64, 0, 0)?;
+        cx.arrive(unread)?;
+        cx.tell(Op::Close, 0, 0, 0)?;
+        if round % 4 < 2 {
+            same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll at the end, round {round}");
+        }
+        same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Ok(10), "a send to an end that is closed, round {round}");
+        same!(sys::wait1(cx.fd, 0, 2000)? & POLLHUP, POLLHUP, "poll then, round {round}");
+        same!(sys::send(cx.fd, &[1; 10], MSG_NOSIGNAL), Err(EPIPE), "the next, round {round}");
+        cx.recv(unread)?;
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then, round {round}");
+    }
+    Ok(())
 }
 
 fn warm_nonblocking(a: RawFd, b: RawFd, rounds: usize) -> Res {
