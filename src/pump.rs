@@ -630,6 +630,9 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     };
     let on_ring = b.sw().tx() == TxPath::Ring;
     let reset = on_ring && unread;
+    // It had read all that had come, from another host, when it closed: what came then its kernel would have refused.
+    let refused = reset && closed && !aborted && conn.remote().is_some();
+    after_fin |= refused;
     if !closed && !reset {
         // Without a goodbye, and without a reset: what the peer's program had behind a cork the kernel would have sent.
         b.rx.ring().orphan();
@@ -645,7 +648,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         // Died without a goodbye on another host: nobody knows what it had accepted for sending.
         End::AfterRing if conn.remote_pid.load(Relaxed) != 0 && !closed => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
-        _ if aborted || on_ring && !closed && unread => libc::ECONNRESET,
+        _ if aborted || refused || on_ring && !closed && unread => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
         _ if errno == libc::ECONNRESET && !aborted && (closed || frames_alone) => 0,
         _ => errno,

@@ -85,7 +85,9 @@ impl Frame {
             FRAME_LEN => Frame::decode(&whole).is_some(),
             n => {
                 let magic = n.min(FRAME_MAGIC.len());
-                whole[..magic] == FRAME_MAGIC[..magic] && (n <= 3 || (1..=4).contains(&whole[3])) && whole[4..8] == [0; 4]
+                whole[..magic] == FRAME_MAGIC[..magic]
+                    && (n <= 3 || (1..=4).contains(&whole[3]))
+                    && whole[4..8] == [0; 4]
             }
         }
     }

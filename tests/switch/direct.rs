@@ -38,8 +38,12 @@ fn returning() -> Switch {
 /// Whether bytes that stand in the control stream can be a frame is known before they are taken, in whatever pieces they come.
 #[test]
 fn what_can_be_a_frame() {
-    let frames =
-        [Frame::Leave, Frame::Return { consumed: 7 }, Frame::Resume { from: 1, until: 1 << 40 }, Frame::Back { len: 3 }];
+    let frames = [
+        Frame::Leave,
+        Frame::Return { consumed: 7 },
+        Frame::Resume { from: 1, until: 1 << 40 },
+        Frame::Back { len: 3 },
+    ];
     for frame in frames.map(Frame::encode) {
         for at in 0..FRAME_LEN {
             let mut sw = ring();
