@@ -36,6 +36,7 @@ const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
 mod ctl;
 mod ended;
 mod inherited;
+mod listing;
 mod nested;
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,7 @@ mod whole;
 mod young;
 pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
+pub use listing::any_listed;
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use wait::{kernel_has_news, look, wait};

@@ -6,9 +6,7 @@ use crate::conn::Conn;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
 use crate::table::{self, Entry};
-use crate::textfile::TextFile;
-use crate::{chaos, fdhigh};
-use core::fmt::Write;
+use crate::{chaos, epoll, fdhigh};
 use libc::c_int;
 
 const DIR: &[u8] = b"/proc/self/fd\0";
@@ -22,9 +20,6 @@ const BURST_NS: i64 = 400_000_000;
 const LONGEST_NS: i64 = 500_000_000;
 /// Who has asked before is told anew after so long.
 const MOMENT_NS: i64 = 1_000_000;
-/// A set that is described by more than this is taken to have every connection.
-const MOST: usize = 64 << 10;
-
 /// The sets that were there when they were looked for last.
 #[derive(Default)]
 pub(super) struct Unseen {
@@ -98,20 +93,9 @@ fn is_set(dir: usize, name: &[u8]) -> bool {
     n == Ok(SET.len()) && to.starts_with(SET)
 }
 
-/// Whether the kernel names a number of the connection among the set's.
+/// Whether the kernel names a number of the connection among the set's. One that cannot be looked at is taken to have all.
 fn contains(set: c_int, conn: &Conn) -> bool {
-    let mut path = crate::config::Text::<64>::EMPTY;
-    let _ = write!(path, "/proc/self/fdinfo/{set}");
-    let text = match TextFile::read(path.as_bytes_with_nul(), MOST) {
-        Ok(text) => text,
-        Err(e) => return e == libc::EFBIG,
-    };
-    text.bytes().split(|b| *b == b'\n').any(|line| {
-        let number = line.strip_prefix(b"tfd:").map(<[u8]>::trim_ascii_start);
-        let digits = number.map(|n| n.split(|b| !b.is_ascii_digit()).next().unwrap_or(&[]));
-        let fd = digits.and_then(|d| core::str::from_utf8(d).ok()?.parse().ok());
-        fd.is_some_and(|fd| table::is(fd, conn))
-    })
+    epoll::any_listed(set, |item| table::is(item.fd, conn)).unwrap_or(true)
 }
 
 #[cfg(test)]

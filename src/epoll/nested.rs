@@ -1,5 +1,7 @@
 //! Sets whose own fd is polled, by another set or by `poll`: their readiness must show in the kernel.
 
+use super::listing::Listed;
+use super::wait::is_new;
 use super::*;
 
 /// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.
@@ -96,10 +98,40 @@ impl Set {
             }
             // Something of the kernel's own, unless another thread has just cleared the bell that rang.
             if core::mem::replace(&mut unexplained, true) {
-                return true;
+                let plain = !self.forked.load(Relaxed) && self.muted.load(SeqCst) == 0;
+                return plain || self.kernel_has_event(fd);
             }
         }
         true
+    }
+
+    /// Whether the set, which the kernel calls readable, is so for the program: not if only the bells of other processes that
+    /// use it make it so (each has put its own into it, with the token that all have from the one that made the set), or edges
+    /// that were told of before.
+    #[cold]
+    fn kernel_has_event(&self, fd: c_int) -> bool {
+        let token = self.token.load(Relaxed);
+        let ready = |item: Listed| {
+            let mask = (item.events & !NOT_EVENTS) as libc::c_short;
+            // What has another number here, or none, may well be it.
+            let got = if item.data == token { 0 } else { sys::poll_now(item.fd, mask) };
+            got != 0 && !self.is_old(item.data, got as u32)
+        };
+        any_listed(fd, ready).unwrap_or(true)
+    }
+
+    /// Whether the kernel's event is an edge that was told of before its item went back to the kernel's set.
+    fn is_old(&self, data: u64, events: u32) -> bool {
+        let (conn, told) = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &*self.inner.get() };
+            match inner.only(data).and_then(|key| inner.items.get(&key)) {
+                Some(i) if i.muted => (i.conn, i.told),
+                _ => return false,
+            }
+        };
+        !is_new(conn, told, events, true)
     }
 
     /// Whether a set in this one is readable, and has no event.

@@ -37,6 +37,15 @@ fn news() -> u32 {
     NEWS.load(Relaxed)
 }
 
+/// Whether `events` are news of a connection of which so much was `told` before it went back to the kernel's set. `now`: they
+/// are there, not perhaps of a time before somebody took what had come.
+pub(super) fn is_new(conn: &Conn, told: Told, events: u32, now: bool) -> bool {
+    // A send that is in the kernel right now may have found no room, and not have said so yet.
+    let sending = conn.local().tx_inflight.load(SeqCst) > 0;
+    let news = News::of(conn);
+    sending || !now && !news.is_as_far(told.at()) || told.has_news(news, events)
+}
+
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
 #[inline]
 fn number(mask: *const sigset_t) -> libc::c_long {
@@ -238,10 +247,7 @@ impl Set {
                 _ => return false,
             }
         };
-        // A send that is in the kernel right now may have found no room, and not have said so yet.
-        let sending = conn.local().tx_inflight.load(SeqCst) > 0;
-        let now = News::of(conn);
-        let new = sending || !now.is_as_far(told.at()) || told.has_news(now, e.events);
+        let new = is_new(conn, told, e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *self.inner.get() };

@@ -1,0 +1,65 @@
+//! What the kernel tells of a set: its items, as `/proc/self/fdinfo` lists them (proc(5)).
+
+use crate::textfile::TextFile;
+use core::fmt::Write;
+use libc::c_int;
+
+/// An item of the kernel's set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The number under which it was added, by whatever process.
+    pub fd: c_int,
+    /// Its events, and how they are told.
+    pub events: u32,
+    /// The program's data.
+    pub data: u64,
+}
+
+/// A set that is described by more than this is too large to be looked at.
+const MOST: usize = 64 << 10;
+
+/// Whether `is` holds for any item of the set. `None`: that is not known.
+pub fn any_listed(epfd: c_int, is: impl FnMut(Listed) -> bool) -> Option<bool> {
+    let mut path = crate::config::Text::<64>::EMPTY;
+    let _ = write!(path, "/proc/self/fdinfo/{epfd}");
+    let text = TextFile::read(path.as_bytes_with_nul(), MOST).ok()?;
+    Some(text.bytes().split(|b| *b == b'\n').filter_map(item).any(is))
+}
+
+/// `tfd: 5 events: 19 data: 7d5 ...`: a decimal number and two hexadecimal ones.
+fn item(line: &[u8]) -> Option<Listed> {
+    let text = core::str::from_utf8(line).ok()?;
+    let mut words = text.strip_prefix("tfd:")?.split_ascii_whitespace();
+    let fd = words.next()?.parse().ok()?;
+    let mut after = |name: &str| words.next().filter(|w| *w == name).and_then(|_| words.next());
+    let events = u32::from_str_radix(after("events:")?, 16).ok()?;
+    let data = u64::from_str_radix(after("data:")?, 16).ok()?;
+    Some(Listed { fd, events, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epoll::kernel_ctl;
+    use crate::sys::{self, sys};
+
+    #[test]
+    fn items_are_read_as_the_kernel_writes_them() {
+        let line = b"tfd:    15006 events: 80000019 data: 2fec7f687283e90e  pos:0 ino:40e sdev:10";
+        assert_eq!(item(line), Some(Listed { fd: 15006, events: 0x8000_0019, data: 0x2fec_7f68_7283_e90e }));
+        assert_eq!(item(b"flags:\t02000002"), None);
+        assert_eq!(item(b"tfd: 5"), None);
+        // SAFETY: no preconditions.
+        let [ep, fd] =
+            [libc::SYS_epoll_create1, libc::SYS_eventfd2].map(|n| unsafe { sys!(n, 0, 0) }.unwrap() as c_int);
+        let (events, data) = ((libc::EPOLLIN | libc::EPOLLET) as u32, u64::MAX - 1);
+        let ev = libc::epoll_event { events, u64: data };
+        kernel_ctl(ep, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
+        let mut all = Vec::new();
+        assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Some(false));
+        let [one] = all[..] else { panic!("{all:?}") };
+        assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
+        [ep, fd].map(sys::close);
+        assert_eq!(any_listed(ep, |_| true), None);
+    }
+}
