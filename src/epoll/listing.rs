@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Some(false));
         let [one] = all[..] else { panic!("{all:?}") };
         assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
-        [ep, fd].map(sys::close);
+        [ep, fd].into_iter().for_each(sys::close);
         assert_eq!(any_listed(ep, |_| true), None);
     }
 }
