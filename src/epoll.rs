@@ -212,6 +212,8 @@ pub struct Set {
     kernel_at: AtomicI64,
     /// What [`wait`] knew then of what the process had given to the kernel.
     kernel_news: AtomicU32,
+    /// How often in a row it was readable and had no event.
+    idle_looks: AtomicU32,
     /// The process that uses it (`process::life`); another value: one that this process descends from.
     life: AtomicU32,
 }
@@ -280,6 +282,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             rounds: AtomicU64::new(1),
             kernel_at: AtomicI64::new(0),
             kernel_news: AtomicU32::new(0),
+            idle_looks: AtomicU32::new(0),
             life: AtomicU32::new(0),
         })),
     };

@@ -20,6 +20,7 @@ const BURST_NS: i64 = 400_000_000;
 const LONGEST_NS: i64 = 500_000_000;
 /// Who has asked before is told anew after so long.
 const MOMENT_NS: i64 = 1_000_000;
+
 /// The sets that were there when they were looked for last.
 #[derive(Default)]
 pub(super) struct Unseen {
@@ -93,9 +94,9 @@ fn is_set(dir: usize, name: &[u8]) -> bool {
     n == Ok(SET.len()) && to.starts_with(SET)
 }
 
-/// Whether the kernel names a number of the connection among the set's. One that cannot be looked at is taken to have all.
+/// Whether the kernel names a number of the connection among the set's. One that is too large is taken to have all.
 fn contains(set: c_int, conn: &Conn) -> bool {
-    epoll::any_listed(set, |item| table::is(item.fd, conn)).unwrap_or(true)
+    epoll::any_listed(set, |item| table::is(item.fd, conn)).unwrap_or_else(|e| e == libc::EFBIG)
 }
 
 #[cfg(test)]

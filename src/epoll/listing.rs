@@ -1,5 +1,6 @@
 //! What the kernel tells of a set: its items, as `/proc/self/fdinfo` lists them (proc(5)).
 
+use crate::sys::SysResult;
 use crate::textfile::TextFile;
 use core::fmt::Write;
 use libc::c_int;
@@ -18,12 +19,13 @@ pub struct Listed {
 /// A set that is described by more than this is too large to be looked at.
 const MOST: usize = 64 << 10;
 
-/// Whether `is` holds for any item of the set. `None`: that is not known.
-pub fn any_listed(epfd: c_int, is: impl FnMut(Listed) -> bool) -> Option<bool> {
+/// Whether `is` holds for any item of the set. `EFBIG`: it has too many. Other errors: there is no such set, or nothing
+/// tells of it.
+pub fn any_listed(epfd: c_int, is: impl FnMut(Listed) -> bool) -> SysResult<bool> {
     let mut path = crate::config::Text::<64>::EMPTY;
     let _ = write!(path, "/proc/self/fdinfo/{epfd}");
-    let text = TextFile::read(path.as_bytes_with_nul(), MOST).ok()?;
-    Some(text.bytes().split(|b| *b == b'\n').filter_map(item).any(is))
+    let text = TextFile::read(path.as_bytes_with_nul(), MOST)?;
+    Ok(text.bytes().split(|b| *b == b'\n').filter_map(item).any(is))
 }
 
 /// `tfd: 5 events: 19 data: 7d5 ...`: a decimal number and two hexadecimal ones.
@@ -56,10 +58,10 @@ mod tests {
         let ev = libc::epoll_event { events, u64: data };
         kernel_ctl(ep, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
         let mut all = Vec::new();
-        assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Some(false));
+        assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Ok(false));
         let [one] = all[..] else { panic!("{all:?}") };
         assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
         [ep, fd].into_iter().for_each(sys::close);
-        assert_eq!(any_listed(ep, |_| true), None);
+        assert_eq!(any_listed(ep, |_| true), Err(libc::ENOENT));
     }
 }

@@ -91,6 +91,7 @@ impl Set {
             }
             chaos::stumble();
             if sys::poll_now(fd, libc::POLLIN) == 0 {
+                self.idle_looks.store(0, Relaxed);
                 return false;
             }
             if sys::poll_now(bell::fd(self.bell.load(Acquire)), libc::POLLIN) != 0 || self.nests_idle(depth) {
@@ -98,8 +99,9 @@ impl Set {
             }
             // Something of the kernel's own, unless another thread has just cleared the bell that rang.
             if core::mem::replace(&mut unexplained, true) {
-                let plain = !self.forked.load(Relaxed) && self.muted.load(SeqCst) == 0;
-                return plain || self.kernel_has_event(fd);
+                let has = !self.forked.load(Relaxed) || self.kernel_has_event(fd);
+                self.pace(has);
+                return has;
             }
         }
         true
@@ -118,6 +120,19 @@ impl Set {
             got != 0 && !self.is_old(item.data, got as u32)
         };
         any_listed(fd, ready).unwrap_or(true)
+    }
+
+    /// What makes a set readable that has no event may stay, and whoever waits for the set looks again at once: not too often.
+    fn pace(&self, has_event: bool) {
+        const AT_ONCE: u32 = 8;
+        const PAUSE_NS: i64 = 500_000;
+        if has_event {
+            self.idle_looks.store(0, Relaxed);
+        } else if self.idle_looks.fetch_add(1, Relaxed) >= AT_ONCE {
+            let ts = timespec_of(PAUSE_NS);
+            // SAFETY: `ts` is readable.
+            let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+        }
     }
 
     /// Whether the kernel's event is an edge that was told of before its item went back to the kernel's set.

@@ -16,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     ("family-parent-polls", parent_polls),
     ("family-epoll-of-both", epoll_of_both),
     ("family-inherited-epoll", inherited_epoll),
+    ("family-poll-of-a-parents-set", poll_of_parents_set),
     ("family-daemon-epoll", daemon_epoll),
     ("family-killed-visitor", killed_visitor),
     ("family-killed-holders", killed_holders),
@@ -216,6 +217,34 @@ fn kill_me() {
 }
 
 /// A connection that the caller opens, warms up and hands on: the puppet's stream positions begin anew.
+/// A set that is polled before and after a fork, of which the parent was to be told of what its child has taken since.
+fn poll_of_parents_set(cx: &mut Cx) -> Res {
+    for round in 0..4 {
+        cx.renew()?;
+        let ep = set(cx, EPOLLIN | libc::EPOLLET)?;
+        cx.leave_tcp()?;
+        same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set before, round {round}");
+        let (hear, tell) = sys::pipe()?;
+        let mut c = cx.with_fd(cx.fd);
+        let pid = child(move || {
+            sys::read_exact(hear, &mut [0])?;
+            same!(sys::poll1(ep, POLLIN, 0)?, POLLIN, "poll of the set in the child, round {round}");
+            c.recv(10)?;
+            for wait in [0, 20, 0] {
+                same!(sys::poll1(ep, POLLIN, wait)?, 0, "poll of the set when all is read, round {round}");
+            }
+            Ok(())
+        })?;
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        sys::write(tell, &[1])?;
+        reap(pid)?;
+        // What the child has read is not ours to read any more.
+        [ep, hear, tell].into_iter().try_for_each(sys::close)?;
+    }
+    cx.renew()
+}
+
 fn daemon_epoll(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN)?;
     let mut c = cx.with_fd(cx.fd);
