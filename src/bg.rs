@@ -350,6 +350,8 @@ struct Bg {
     /// With `RINGSOCK_CHAOS`: connections on rings, their generations, and when they are to return.
     restless: Vec<(&'static Conn, u32, i64)>,
     unseen: unseen::Unseen,
+    /// When it was last woken, with all that it looks at until it sleeps again.
+    turn: i64,
     rdma: verbs::Rdma,
     /// Connections to look at again: where a closed one has not delivered all, the end of a ring is awaited, or that
     /// of a stream whose other process is gone.
@@ -418,6 +420,7 @@ impl Bg {
             ask_later: Vec::new(),
             restless: Vec::new(),
             unseen: unseen::Unseen::default(),
+            turn: 0,
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
             census: crowd::Census::default(),
@@ -460,6 +463,7 @@ impl Bg {
             // SAFETY: `evs` has room for its length.
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
             bell::sleep_end(0);
+            self.turn = now_ns();
             chaos::stumble();
             link::drain_hints(0);
             let mut rang = false;

@@ -468,10 +468,10 @@ impl Look {
         }
     }
 
-    /// Since when a moment is looked for in which the connection can be made ours.
-    pub(super) fn since(&mut self) -> i64 {
+    /// Since when a moment is looked for in which the connection can be made ours: if not before, since this `turn`.
+    pub(super) fn since(&mut self, turn: i64) -> i64 {
         if self.since == 0 {
-            self.since = now_ns();
+            self.since = turn;
         }
         self.since
     }

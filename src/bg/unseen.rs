@@ -18,15 +18,16 @@ const SHARE: i64 = 20;
 const BURST_NS: i64 = 400_000_000;
 /// ... but whoever wants to know waits no longer than this.
 const LONGEST_NS: i64 = 500_000_000;
-/// Who has asked before is told anew after so long.
-const MOMENT_NS: i64 = 1_000_000;
+/// Who asks again, so long after they were, is not told what they were then.
+const MOMENT_NS: i64 = 5_000_000;
 
 /// The sets that were there when they were looked for last.
 #[derive(Default)]
 pub(super) struct Unseen {
     sets: Vec<c_int>,
-    /// When that began.
-    at: i64,
+    /// When that began and ended.
+    began: i64,
+    ended: i64,
     /// When they may be looked for again.
     next: i64,
 }
@@ -37,12 +38,13 @@ impl Unseen {
     pub(super) fn has(&mut self, conn: &Conn, since: i64) -> Result<bool, i64> {
         let now = now_ns();
         // Under chaos a connection may move in the moment in which its set is made.
-        if chaos::is_on() || now >= self.next && self.at < since.max(now - MOMENT_NS) {
-            self.at = now;
+        let is_old = self.began < since || now - self.ended > MOMENT_NS;
+        if chaos::is_on() || now >= self.next && is_old {
             self.list();
-            self.next = next_after(self.next, now, now_ns());
+            (self.began, self.ended) = (now, now_ns());
+            self.next = next_after(self.next, self.began, self.ended);
         }
-        match self.at >= since {
+        match self.began >= since {
             true => Ok(self.sets.iter().any(|set| contains(*set, conn))),
             false => Err(self.next),
         }

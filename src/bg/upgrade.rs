@@ -200,8 +200,9 @@ impl Bg {
     }
 
     pub(super) fn propose(&mut self, l: &'static Link, t: Tuple) {
+        let turn = self.turn;
         let Some(look) = self.looks.get_mut(&(t, false)) else { return };
-        let (conn, gen, since) = (look.conn, look.gen, look.since());
+        let (conn, gen, since) = (look.conn, look.gen, look.since(turn));
         if conn.gen.load(Relaxed) != gen {
             self.drop_look((t, false));
             return;
@@ -231,7 +232,8 @@ impl Bg {
         let reject = |bg: &mut Bg, why: Why| {
             bg.say(l, Msg { kind: kind::REJECT, a: m.a, b: why as u32, ..Msg::default() });
         };
-        let Some((conn, since)) = self.found((m.tuple, true)).map(|k| (k.conn, k.since())) else {
+        let turn = self.turn;
+        let Some((conn, since)) = self.found((m.tuple, true)).map(|k| (k.conn, k.since(turn))) else {
             return reject(self, Why::NoPeer);
         };
         if l.is_alone() && l.slots.load(SeqCst) > 0 {
