@@ -37,8 +37,8 @@ impl Unseen {
     /// `since`, and may not be done again now, nobody knows, and this is the time at which to ask again.
     pub(super) fn has(&mut self, conn: &Conn, since: i64) -> Result<bool, i64> {
         let now = now_ns();
-        // Under chaos a connection may move in the moment in which its set is made.
         let is_old = self.began < since || now - self.ended > MOMENT_NS;
+        // Under chaos a connection may move in the moment in which its set is made.
         if chaos::is_on() || now >= self.next && is_old {
             self.list();
             (self.began, self.ended) = (now, now_ns());
@@ -119,6 +119,20 @@ mod tests {
             now = next.max(end);
         }
         (lists, longest)
+    }
+
+    #[test]
+    fn what_was_listed_before_somebody_asked_tells_nothing() {
+        let (conn, _ours, _theirs) = crate::io::tests::armed(Box::leak(Box::default()));
+        let mut u = Unseen::default();
+        let first = now_ns();
+        assert_eq!(u.has(conn, first), Ok(false));
+        // For so long it may not be done again.
+        u.next = i64::MAX;
+        assert_eq!(u.has(conn, first), Ok(false));
+        assert_eq!(u.has(conn, now_ns()), Err(i64::MAX));
+        u.next = 0;
+        assert_eq!(u.has(conn, now_ns()), Ok(false));
     }
 
     #[test]

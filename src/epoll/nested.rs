@@ -75,7 +75,11 @@ impl Set {
     /// Whether an exposed set, whose `fd` is readable, has an event. Its bell may have rung for nothing, again and
     /// again, in the middle of an upgrade; so may the bells of sets in it.
     fn has_event(&self, fd: c_int) -> bool {
-        self.has_event_within(fd, DEPTH)
+        let has = self.has_event_within(fd, DEPTH);
+        if self.forked.load(Relaxed) {
+            self.pace(!has && sys::poll_now(fd, libc::POLLIN) != 0);
+        }
+        has
     }
 
     fn has_event_within(&self, fd: c_int, depth: u32) -> bool {
@@ -91,7 +95,6 @@ impl Set {
             }
             chaos::stumble();
             if sys::poll_now(fd, libc::POLLIN) == 0 {
-                self.idle_looks.store(0, Relaxed);
                 return false;
             }
             if sys::poll_now(bell::fd(self.bell.load(Acquire)), libc::POLLIN) != 0 || self.nests_idle(depth) {
@@ -99,9 +102,7 @@ impl Set {
             }
             // Something of the kernel's own, unless another thread has just cleared the bell that rang.
             if core::mem::replace(&mut unexplained, true) {
-                let has = !self.forked.load(Relaxed) || self.kernel_has_event(fd);
-                self.pace(has);
-                return has;
+                return !self.forked.load(Relaxed) || self.kernel_has_event(fd);
             }
         }
         true
@@ -123,10 +124,10 @@ impl Set {
     }
 
     /// What makes a set readable that has no event may stay, and whoever waits for the set looks again at once: not too often.
-    fn pace(&self, has_event: bool) {
+    fn pace(&self, stays: bool) {
         const AT_ONCE: u32 = 8;
         const PAUSE_NS: i64 = 500_000;
-        if has_event {
+        if !stays {
             self.idle_looks.store(0, Relaxed);
         } else if self.idle_looks.fetch_add(1, Relaxed) >= AT_ONCE {
             let ts = timespec_of(PAUSE_NS);

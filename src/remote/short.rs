@@ -26,7 +26,7 @@ impl Remote {
         // SAFETY: guarded by `post_lock`.
         let p = unsafe { &mut *self.post.get() };
         if !self.prepare::<true>(p, place, own, peer) {
-            return self.sent_in_a_row(p, slot, peer, g);
+            return self.sent_in_a_row(slot, peer, g);
         }
         if self.give(&raw mut p.copied[place].next.request) != 0 {
             self.post_failed();
@@ -39,8 +39,10 @@ impl Remote {
     /// The same of what is no answer, or is to give a completion, or goes by a device that is not quiet.
     #[cold]
     #[inline(never)]
-    fn sent_in_a_row(&self, p: &mut Post, slot: u32, peer: &Slot, g: Held) {
+    fn sent_in_a_row(&self, slot: u32, peer: &Slot, g: Held) {
         let place = slot as usize % SLOTS;
+        // SAFETY: guarded by `post_lock`, which `g` holds. (No parameter: it must not outlast that.)
+        let p = unsafe { &mut *self.post.get() };
         let does = self.prepare::<false>(p, place, self.own(slot), peer);
         if does {
             let request = &raw mut p.copied[place].next.request;

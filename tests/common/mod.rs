@@ -149,7 +149,8 @@ pub fn connections(pid: u32) -> Vec<Json> {
     let mut stat = plain_command(artifacts().join("ringsock"));
     let out = stat.args(["stat", "--json", &pid.to_string()]).output().expect("the command");
     let all = Json::parse(&String::from_utf8_lossy(&out.stdout)).ok();
-    all.map_or_else(Vec::new, |all| all.list()[0].get("connections").list().to_vec())
+    let process = all.and_then(|all| all.list().first().cloned());
+    process.map_or_else(Vec::new, |p| p.get("connections").list().to_vec())
 }
 
 /// Byte counts of a report.

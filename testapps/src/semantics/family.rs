@@ -216,7 +216,6 @@ fn kill_me() {
     let _ = sys::kill(std::process::id() as i32, libc::SIGKILL);
 }
 
-/// A connection that the caller opens, warms up and hands on: the puppet's stream positions begin anew.
 /// A set that is polled before and after a fork, of which the parent was to be told of what its child has taken since.
 fn poll_of_parents_set(cx: &mut Cx) -> Res {
     for round in 0..4 {
@@ -245,6 +244,7 @@ fn poll_of_parents_set(cx: &mut Cx) -> Res {
     cx.renew()
 }
 
+/// A connection that the caller opens, warms up and hands on: the puppet's stream positions begin anew.
 fn daemon_epoll(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN)?;
     let mut c = cx.with_fd(cx.fd);
