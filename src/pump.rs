@@ -100,6 +100,9 @@ fn advance(b: &mut Both) -> bool {
         changed = true;
     }
     if changed {
+        // A peer on another host that only waits hears from nothing else of the mark that was taken, or of the end that goes
+        // by the ring now.
+        conn.flush();
         let sw = b.sw();
         conn.publish_paths(sw);
         if sw.is_plain() {

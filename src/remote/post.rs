@@ -519,7 +519,8 @@ impl Remote {
         done
     }
 
-    /// Whether all that was produced in `slot` has arrived at the peer.
+    /// Whether all that was produced in `slot`, and said in its flags, has arrived at the peer. What nobody has told it is
+    /// told: who waits for this has nothing else to say.
     pub fn has_delivered(&self, slot: u32) -> bool {
         let Some(g) = self.post_lock.try_lock() else { return false };
         // SAFETY: guarded by `post_lock`.
@@ -527,10 +528,12 @@ impl Remote {
         drop(g);
         self.work();
         let own = self.own(slot);
+        let told = c.posted == own.produced.load(Acquire) && c.flags == own.flags.load(Acquire);
+        if !told {
+            self.flush(slot);
+        }
         // The number of the last write in the short way is in its request.
-        self.done.load(Acquire) >= c.last.max(c.next.request.wr_id)
-            && c.posted == own.produced.load(Acquire)
-            && c.flags == own.flags.load(Acquire)
+        told && self.done.load(Acquire) >= c.last.max(c.next.request.wr_id)
     }
 
     /// Nothing can be sent or received any more: the background thread ends the link.
@@ -607,6 +610,21 @@ mod tests {
         let signaled = unsafe { (*r.post.get()).signaled };
         drop(g);
         assert!((1..=5).contains(&signaled), "{signaled}");
+        half.destroy(&DEVICE);
+    }
+
+    /// Whoever asks whether all has arrived may have nothing else to say that would take along what is left.
+    #[test]
+    fn what_is_waited_for_is_told() {
+        let half = half();
+        // SAFETY: as long as the half.
+        let r = unsafe { &*half.remote };
+        assert!(r.has_delivered(3));
+        r.own(3).flags.store(CLOSED, SeqCst);
+        assert!(!r.has_delivered(3) && !r.has_delivered(3));
+        assert_eq!(posted(r), 1);
+        r.done.store(1, SeqCst);
+        assert!(r.has_delivered(3));
         half.destroy(&DEVICE);
     }
 

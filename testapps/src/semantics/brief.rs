@@ -2,7 +2,7 @@
 
 use super::cx::{Cx, Op, Res};
 use super::Check;
-use crate::{same, sys};
+use crate::{same, sys, util};
 use libc::{
     EAGAIN, EINPROGRESS, EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD,
 };
@@ -13,6 +13,7 @@ pub const CHECKS: &[Check] = &[
     ("short-connections", short),
     ("short-connections-in-sets", short_in_sets),
     ("short-connections-half-closed", short_half_closed),
+    ("ends-at-the-change", at_the_change),
 ];
 
 const IN: u32 = EPOLLIN as u32;
@@ -233,6 +234,32 @@ fn short_half_closed(cx: &mut Cx) -> Res {
         sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
     }
     sys::close(ep)?;
+    cx.renew()?;
+    cx.leave_tcp()?;
+    cx.warm(50, 2)
+}
+
+/// The end of either direction, and a close, at any moment of the change to a ring; the peer waits for it, and says nothing.
+fn at_the_change(cx: &mut Cx) -> Res {
+    for i in 0..60u32 {
+        cx.renew()?;
+        cx.warm(10 + u64::from(i % 7), 2)?;
+        util::pause_ms(u64::from(i));
+        cx.post(Op::Drain, 0, 0, 0)?;
+        match i % 3 {
+            0 => sys::close(std::mem::replace(&mut cx.fd, sys::dup(2)?))?,
+            _ => sys::shutdown(cx.fd, libc::SHUT_WR)?,
+        }
+        same!(cx.wait()?, 0, "bytes after the end");
+        if i % 3 != 0 {
+            cx.later(u64::from(i % 2), 24)?;
+            cx.recv(24)?;
+            cx.wait()?;
+            cx.post(Op::Close, 0, 0, 0)?;
+            same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "the end");
+            cx.wait()?;
+        }
+    }
     cx.renew()?;
     cx.leave_tcp()?;
     cx.warm(50, 2)
