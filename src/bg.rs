@@ -294,8 +294,6 @@ struct Look {
     verbs: bool,
     /// An RDMA listener or attempt, or 0.
     attempt: u64,
-    /// The peer expects a queue pair.
-    invited: bool,
     /// Where the peer has said that it is.
     sent_to: Option<[u8; 16]>,
     /// How often that moment was looked for, ...

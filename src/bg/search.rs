@@ -185,7 +185,7 @@ impl Bg {
 
     pub(super) fn drop_look(&mut self, end: End) -> Option<Look> {
         let look = self.looks.remove(&end)?;
-        self.rdma_drop(look.attempt);
+        self.rdma_let_go(look.attempt);
         if look.listener >= 0 {
             self.listening -= 1;
             desk::run(|| sys::close(look.listener));
@@ -459,7 +459,6 @@ impl Look {
             found: None,
             verbs: false,
             attempt: 0,
-            invited: false,
             sent_to: None,
             busy: 0,
             since: 0,

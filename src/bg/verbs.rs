@@ -7,8 +7,10 @@
 use super::*;
 use crate::provider::{self, Api, Event, Options, What};
 use crate::remote::{self, Half, Remote, FIRST_CHUNK};
+use awaited::Awaited;
 use hello::{flag, says, Hello, Referral};
 
+mod awaited;
 mod hello;
 mod knock;
 
@@ -45,11 +47,13 @@ enum Place {
         end: End,
         at: Option<(u64, [u8; 16])>,
     },
-    /// `half`: with a queue pair.
+    /// `half`: with a queue pair. `invited`: the peer has said that it wants one. `sent_to`: as in the search for it.
     Dial {
         id: *mut c_void,
         end: End,
         half: Option<Half>,
+        invited: bool,
+        sent_to: Option<[u8; 16]>,
         until: i64,
     },
     Answer {
@@ -85,8 +89,7 @@ pub(super) struct Rdma {
     asked: HashMap<usize, u32>,
     /// Links for one connection that were made lately, and until when it is awaited.
     fresh: Vec<(&'static Link, i64)>,
-    /// Processes that were told to come with a queue pair, and until when they are waited for.
-    awaited: HashMap<[u8; 16], i64>,
+    awaited: Awaited,
 }
 
 impl Rdma {
@@ -101,10 +104,10 @@ impl Rdma {
         for a in self.again.values() {
             at = at.min(a.at);
         }
-        for until in self.awaited.values().chain(self.fresh.iter().map(|(_, until)| until)) {
+        for (_, until) in &self.fresh {
             at = at.min(*until);
         }
-        at
+        at.min(self.awaited.due())
     }
 
     fn token(&mut self) -> u64 {
@@ -247,8 +250,7 @@ impl Bg {
             look.at = now + HANDSHAKE_NS;
             return;
         }
-        // Whoever was told to come, even at the last attempt, comes: the peer takes nobody else meanwhile.
-        if look.dials >= knock::MOST + u32::from(look.invited) || now >= look.until {
+        if look.dials >= knock::MOST || now >= look.until {
             return self.fail_look(end, Why::NoPeer);
         }
         if self.rdma.dialled.get(&t.from).is_some_and(|n| *n >= KNOCKING) {
@@ -260,28 +262,43 @@ impl Bg {
             look.at = now + ASKED_BY_NS;
             return;
         }
+        self.rdma_try(end, now, false);
+    }
+
+    /// The next attempt of a search. `invited`: the peer has said that it wants a queue pair.
+    fn rdma_try(&mut self, end: End, now: i64, invited: bool) {
+        let Some(look) = self.looks.get_mut(&end) else { return };
         look.at = now + HANDSHAKE_NS;
         look.dials += 1;
-        let mut from = t.to;
-        // SAFETY: as above.
+        let sent_to = look.sent_to;
+        match self.rdma_dial(end, invited, sent_to) {
+            Ok(token) => _ = self.looks.get_mut(&end).map(|look| look.attempt = token),
+            Err(libc::ENODEV) => self.fail_look(end, Why::NoWay),
+            Err(_) => self.rdma_unreachable(end),
+        }
+    }
+
+    /// Begins an attempt. `ENODEV`: none of the devices that may be used leads there.
+    fn rdma_dial(&mut self, end: End, invited: bool, sent_to: Option<[u8; 16]>) -> Result<u64, c_int> {
+        let Some((api, state)) = self.provider() else { return Err(libc::ENODEV) };
+        let (t, mut from, mut id) = (end.0, end.0.to, core::ptr::null_mut());
+        // SAFETY: a state of the provider's, and valid pointers.
         match unsafe { (api.own)(state, &t.from, &mut from) } {
             0 => {}
-            libc::ENOENT if look.sent_to.is_some() => from = [0; 16],
+            libc::ENOENT if sent_to.is_some() => from = [0; 16],
             libc::ENOENT => {}
-            _ => return self.fail_look(end, Why::NoWay),
+            _ => return Err(libc::ENODEV),
         }
-        let to = look.sent_to.unwrap_or(t.from);
+        let token = self.rdma.token();
+        let to = sent_to.unwrap_or(t.from);
         // SAFETY: as above.
-        match unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) } {
-            0 => {
-                look.attempt = token;
-                self.rdma.put(token, Place::Dial { id, end, half: None, until: now + DIAL_NS });
-            }
-            e => {
-                log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
-                self.rdma_unreachable(end);
-            }
+        let e = unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) };
+        if e != 0 {
+            log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
+            return Err(e);
         }
+        self.rdma.put(token, Place::Dial { id, end, half: None, invited, sent_to, until: now_ns() + DIAL_NS });
+        Ok(token)
     }
 
     /// Listens at the address that `RINGSOCK_GID_INDEX` says, if it is another one than the connection's.
@@ -363,8 +380,7 @@ impl Bg {
         }
     }
 
-    /// A search has ended: so does what it had begun.
-    pub(super) fn rdma_drop(&mut self, token: u64) {
+    fn rdma_drop(&mut self, token: u64) {
         if let Some(p) = self.rdma.take(token) {
             self.rdma_end(p);
         }
@@ -381,21 +397,11 @@ impl Bg {
             Place::Dial { half: Some(half), .. } => half.destroy(api),
             Place::Answer { half, process, alone, .. } => {
                 if !alone {
-                    self.rdma_expects(&process, false);
+                    self.rdma_expects_no_more(&process);
                 }
                 half.destroy(api);
             }
             Place::Link(_) => {}
-        }
-    }
-
-    /// Whether a process is expected to make a link with us; if it is not, it is not to be asked for anything.
-    fn rdma_expects(&mut self, process: &[u8; 16], yes: bool) {
-        if yes {
-            self.rdma.awaited.insert(*process, now_ns() + DIAL_NS);
-        } else {
-            self.rdma.awaited.remove(process);
-            self.ask_later.retain(|(p, _)| p != process);
         }
     }
 
@@ -428,10 +434,8 @@ impl Bg {
                 self.lost(l);
             }
         }
-        let in_vain: Vec<[u8; 16]> =
-            self.rdma.awaited.iter().filter(|(_, until)| **until <= now).map(|(p, _)| *p).collect();
-        for p in in_vain {
-            self.rdma_expects(&p, false);
+        for p in self.rdma.awaited.late(now) {
+            self.rdma_expects_no_more(&p);
         }
         let late: Vec<u64> = self
             .rdma
@@ -441,14 +445,25 @@ impl Bg {
             .map(|(t, _)| *t)
             .collect();
         for t in late {
-            match self.rdma.places.get(&t) {
-                Some(Place::Dial { end, .. }) => {
-                    let end = *end;
-                    self.rdma_unreachable(end);
-                }
-                _ => self.rdma_drop(t),
-            }
+            self.rdma_in_vain(t);
         }
+    }
+
+    /// An attempt has found nobody.
+    fn rdma_in_vain(&mut self, token: u64) {
+        match self.rdma.places.get(&token) {
+            Some(Place::Dial { end, .. }) if self.is_attempt(end, token) => {
+                let end = *end;
+                self.rdma_unreachable(end);
+            }
+            _ => {}
+        }
+        self.rdma_drop(token);
+    }
+
+    /// Whether it is what the search for this connection does at the moment.
+    fn is_attempt(&self, end: &End, token: u64) -> bool {
+        self.looks.get(end).is_some_and(|look| look.attempt == token)
     }
 
     fn hear_remote(&mut self, l: &'static Link, r: &'static Remote) {
@@ -500,10 +515,9 @@ impl Bg {
             What::Established => self.rdma_established(e),
             What::Rejected => self.rdma_rejected(e),
             What::Unreachable | What::Lost => match self.rdma.places.get(&e.token) {
-                Some(Place::Dial { end, .. }) => {
-                    let end = *end;
+                Some(Place::Dial { .. }) => {
                     log(Level::Debug, format_args!("RDMA: no way to the peer (status {})", e.status));
-                    self.rdma_unreachable(end);
+                    self.rdma_in_vain(e.token);
                 }
                 Some(Place::Link(l)) => {
                     let l = *l;
@@ -554,14 +568,15 @@ impl Bg {
         }
         let under_way = |p: &Place| matches!(p, Place::Answer { process, .. } if *process == h.process);
         let knocks = h.says == says::KNOCK;
-        let comes = knocks && self.rdma.awaited.contains_key(&h.process);
+        let comes = knocks && self.rdma.awaited.has(&h.process);
         if !alone && (comes || !knocks && self.rdma.places.values().any(under_way)) {
             self.ask_later.push((h.process, t));
             return refuse(Hello { says: says::USE, ..self.hello(None) });
         }
         if knocks {
             if !alone {
-                self.rdma_expects(&h.process, true);
+                let listener = self.looks.get(&end).map_or(0, |look| look.attempt);
+                self.rdma_expects(&h.process, DIAL_NS, listener);
             }
             return refuse(Hello { says: says::COME, ..self.hello(None) });
         }
@@ -572,7 +587,7 @@ impl Bg {
             Err(errno) => {
                 cannot_register(errno);
                 if !alone {
-                    self.rdma_expects(&h.process, false);
+                    self.rdma_expects_no_more(&h.process);
                 }
                 return refuse(Hello { says: says::REFUSE, why: Why::Resources as u8, ..self.hello(None) });
             }
@@ -583,13 +598,13 @@ impl Bg {
         // SAFETY: an open request; the data is readable.
         if unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) } != 0 {
             if !alone {
-                self.rdma_expects(&h.process, false);
+                self.rdma_expects_no_more(&h.process);
             }
             return half.destroy(api);
         }
         if !alone {
             // Until it is there, for those that knock meanwhile.
-            self.rdma.awaited.insert(h.process, now_ns() + 2 * DIAL_NS);
+            self.rdma_expects(&h.process, 2 * DIAL_NS, 0);
         }
         let until = now_ns() + DIAL_NS;
         self.rdma.places.insert(token, Place::Answer { half, process: h.process, host: t.to, alone, until });
@@ -597,9 +612,9 @@ impl Bg {
 
     /// The way to a peer is known.
     fn rdma_routed(&mut self, api: &'static Api, e: &Event) {
-        let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
-        let end = *end;
-        if !config::get().strict && self.looks.get(&end).is_some_and(|k| !k.invited) {
+        let Some(Place::Dial { end, invited, .. }) = self.rdma.places.get(&e.token) else { return };
+        let (end, invited) = (*end, *invited);
+        if !config::get().strict && !invited {
             let knock = Hello { port: end.0.to_port, says: says::KNOCK, ..self.hello(None) };
             // SAFETY: a routed id; the data is readable.
             if unsafe { (api.connect)(e.id, knock.bytes().as_ptr(), knock.bytes().len() as u32) } == 0 {
@@ -612,7 +627,10 @@ impl Bg {
             Ok(half) => half,
             Err(errno) => {
                 cannot_register(errno);
-                return self.fail_look(end, Why::Resources);
+                if self.is_attempt(&end, e.token) {
+                    self.fail_look(end, Why::Resources);
+                }
+                return self.rdma_drop(e.token);
             }
         };
         let hello = Hello { port: end.0.to_port, ..self.hello(Some(&half)) };
@@ -622,19 +640,21 @@ impl Bg {
             *to = Some(half);
         }
         if r != 0 {
-            self.rdma_unreachable(end);
+            self.rdma_in_vain(e.token);
         }
     }
 
     fn rdma_established(&mut self, e: &Event) {
         match self.rdma.take(e.token) {
-            Some(Place::Dial { end, half: Some(half), id, .. }) => {
-                if let Some(look) = self.looks.get_mut(&end) {
-                    look.attempt = 0;
-                }
+            Some(Place::Dial { end, half: Some(half), id, invited, sent_to, .. }) => {
+                let look = self.looks.get_mut(&end).filter(|look| look.attempt == e.token);
+                let seeks = look.map(|look| look.attempt = 0).is_some();
                 let Some(h) = Hello::read(e) else {
-                    self.rdma_end(Place::Dial { id, end, half: Some(half), until: 0 });
-                    return self.fail_look(end, Why::Refused);
+                    self.rdma_end(Place::Dial { id, end, half: Some(half), invited, sent_to, until: 0 });
+                    if seeks {
+                        self.fail_look(end, Why::Refused);
+                    }
+                    return;
                 };
                 half.set_peer(h.mirror, h.keys);
                 self.rdma.in_vain.remove(&end.0.from);
@@ -649,7 +669,8 @@ impl Bg {
                 self.rdma_link(e.token, process, true, half, true);
             }
             Some(Place::Answer { half, process, host, .. }) => {
-                self.rdma.awaited.remove(&process);
+                let left = self.rdma.awaited.end(&process);
+                self.rdma_leave(left);
                 if let Some(l) = self.rdma_link(e.token, process, true, half, false) {
                     // For all that it may have accepted, too, also where the search is over.
                     let others = self.known.iter().filter(|((t, ours), k)| *ours && t.to == host && k.is_raw());
@@ -702,12 +723,17 @@ impl Bg {
     }
 
     fn rdma_rejected(&mut self, e: &Event) {
-        let Some(Place::Dial { end, .. }) = self.rdma.places.get(&e.token) else { return };
-        let end = *end;
+        let Some(Place::Dial { end, sent_to, .. }) = self.rdma.places.get(&e.token) else { return };
+        let (end, sent_to) = (*end, *sent_to);
         self.rdma_drop(e.token);
-        let Some(look) = self.looks.get_mut(&end) else { return };
+        let Some(look) = self.looks.get_mut(&end).filter(|look| look.attempt == e.token) else {
+            // The peer takes nobody else meanwhile.
+            if Hello::read(e).is_some_and(|h| h.says == says::COME) {
+                let _ = self.rdma_dial(end, true, sent_to);
+            }
+            return;
+        };
         look.attempt = 0;
-        look.invited = false;
         look.at = now_ns() + knock::again_in(look.dials);
         match Hello::read(e) {
             Some(h) if h.says == says::USE => {
@@ -722,9 +748,11 @@ impl Bg {
                 look.at = now_ns();
             }
             Some(h) if h.says == says::COME => {
-                look.invited = true;
-                look.at = now_ns();
-                look.until = look.until.max(look.at + HANDSHAKE_NS);
+                let now = now_ns();
+                look.until = look.until.max(now + HANDSHAKE_NS);
+                // At once, even after the last attempt: the peer takes nobody else meanwhile, and the connection may be about
+                // to end.
+                self.rdma_try(end, now, true);
             }
             Some(h) if h.says == says::REFUSE && h.why != Why::NoPeer as u8 => {
                 self.fail_look(end, Why::from_u8(h.why));
