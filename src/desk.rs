@@ -19,8 +19,10 @@ use crate::log::{log, Level};
 use crate::sync::{futex_wait, futex_wake, now_ns, timespec_of};
 use crate::sys::{self, sys, Errno, SysResult};
 use crate::{fdhigh, thread};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_int, c_long, c_void};
+
+pub mod kept;
 
 /// The call that the filter hands to the clerk, and the first argument by which it knows it.
 const CALL: c_long = libc::SYS_gettid;
@@ -108,6 +110,9 @@ static HOLD: AtomicI32 = AtomicI32::new(-1);
 static SPAWN: AtomicUsize = AtomicUsize::new(0);
 /// The clerk's fd for this process.
 static PIDFD: AtomicI32 = AtomicI32::new(-1);
+/// The other end of the filter, and the call that is being answered: the clerk's own.
+static DESK: AtomicI32 = AtomicI32::new(-1);
+static CALLER: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the caller is the clerk: what it does with fds concerns a table of its own.
 #[inline]
@@ -361,7 +366,21 @@ fn settle() -> Result<c_int, Errno> {
     }
 }
 
+/// Puts an fd of the clerk's under a number of the program's table. Only for the clerk, while it answers a call.
+fn add(from: c_int, to: c_int) -> SysResult {
+    let add = AddFd {
+        id: CALLER.load(Relaxed),
+        flags: ADDFD_FLAG_SETFD,
+        srcfd: from as u32,
+        newfd: to as u32,
+        newfd_flags: libc::O_CLOEXEC as u32,
+    };
+    // SAFETY: `add` is readable.
+    unsafe { sys!(libc::SYS_ioctl, DESK.load(Relaxed), NOTIF_ADDFD, &add) }
+}
+
 fn serve(listener: c_int) {
+    DESK.store(listener, Relaxed);
     loop {
         let mut n = Notif::default();
         // SAFETY: `n` is writable, and zero as the kernel wants it.
@@ -371,6 +390,7 @@ fn serve(listener: c_int) {
             Err(libc::EINTR | libc::ENOENT) => continue,
             Err(_) => return,
         }
+        CALLER.store(n.id, Relaxed);
         // SAFETY: the request of a thread that waits for the answer.
         let r = unsafe { &*(n.args[1] as *const Request) };
         if !r.done.load(Acquire) {
@@ -378,16 +398,7 @@ fn serve(listener: c_int) {
             unsafe { (r.call)(r.data) };
         }
         if r.from >= 0 {
-            let add = AddFd {
-                id: n.id,
-                flags: ADDFD_FLAG_SETFD,
-                srcfd: r.from as u32,
-                newfd: r.to as u32,
-                newfd_flags: libc::O_CLOEXEC as u32,
-            };
-            // SAFETY: `add` is readable.
-            let added = unsafe { sys!(libc::SYS_ioctl, listener, NOTIF_ADDFD, &add) };
-            r.error.store(added.err().unwrap_or(0), Relaxed);
+            r.error.store(add(r.from, r.to).err().unwrap_or(0), Relaxed);
         }
         let (end, close) = (r.end, if r.close { r.from } else { -1 });
         r.done.store(true, Release);
@@ -433,16 +444,21 @@ pub fn reset_after_fork() {
     }
     LISTENER.store(-1, Relaxed);
     HOLD.store(-1, Relaxed);
+    kept::reset_after_fork();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::sync::{mpsc, Mutex};
     use std::time::Duration;
+
+    /// There is one clerk in a process.
+    pub static ONE: Mutex<()> = Mutex::new(());
 
     #[test]
     fn a_clerk_that_ends_is_replaced() {
+        let _one = ONE.lock();
         fn spawn() -> bool {
             std::thread::spawn(clerk);
             true

@@ -14,7 +14,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
 /// Version of [`Api`]: changes whenever anything in this file's types does.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The symbol that gives the table.
 pub const SYMBOL: &CStr = c"ringsock_verbs_api";
 /// Most bytes of private data in an [`Event`].
@@ -279,6 +279,13 @@ impl Default for Event {
     }
 }
 
+/// See [`Options::release`].
+pub const CLOSED: c_int = 0;
+/// ... another file is about to be put under its number for good, ...
+pub const REPLACED: c_int = 1;
+/// ... or somebody has closed it.
+pub const GONE: c_int = 2;
+
 /// Settings of the provider.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -289,10 +296,11 @@ pub struct Options {
     pub software: u32,
     /// Index of the address (GID) of the device for all connections; -1: the one that they have for TCP.
     pub gid_index: i32,
-    /// Gives an fd of the provider's a number out of the program's way, and returns it.
+    /// Gives an fd of the provider's, which any thread may use, a number out of the program's way, and returns it; -1: there is
+    /// none, and it is as it was.
     pub place: extern "C" fn(c_int) -> c_int,
-    /// An fd that `place` has returned is about to be closed.
-    pub release: extern "C" fn(c_int),
+    /// An fd that `place` has returned is given up: it is about to be closed ([`CLOSED`]), ...
+    pub release: extern "C" fn(c_int, c_int),
     /// The thread's memory for reasons: filled where a function fails, NUL-terminated.
     pub why: [c_char; 128],
 }

@@ -15,7 +15,7 @@
 //! Only who is about to sleep waits for `poll_lock`. Both are leaves.
 
 use crate::conn::Conn;
-use crate::desk;
+use crate::desk::{self, kept};
 use crate::layout::*;
 use crate::link::Msg;
 use crate::provider::{Api, Channel, Direct, Limits, Memory, Piece, Request, Write};
@@ -403,7 +403,7 @@ impl Half {
         }
         // SAFETY: `id` is the provider's; the memory stays mapped until it is closed.
         let r = unsafe {
-            let mut r = (api.open)(id, WRITES as u32, RECEIVES, token, &mut limits);
+            let mut r = kept::host(|| (api.open)(id, WRITES as u32, RECEIVES, token, &mut limits));
             for ((at, len, remote), to) in pieces.iter().zip(&mut memory) {
                 if r == 0 {
                     r = (api.register)(id, *at, *len, *remote, to);
@@ -465,7 +465,7 @@ impl Half {
     pub fn destroy(self, api: &Api) {
         // SAFETY: nobody else uses any of it.
         unsafe {
-            (api.close)(self.id);
+            kept::host(|| (api.close)(self.id));
             self.side.destroy();
             shm::unmap(self.mirror);
             free(self.remote);
@@ -586,10 +586,10 @@ impl Remote {
         unsafe { (*self.post.get()).limit = 0 };
         if !id.is_null() {
             // SAFETY: whoever uses it holds one of the locks, and looks for null then.
-            unsafe {
+            kept::host(|| unsafe {
                 (self.api().disconnect)(id);
                 (self.api().close)(id);
-            }
+            });
         }
     }
 

@@ -65,7 +65,7 @@ impl End {
         extern "C" fn place(fd: c_int) -> c_int {
             fd
         }
-        extern "C" fn release(_: c_int) {}
+        extern "C" fn release(_: c_int, _: c_int) {}
         let mut o = Options { device: [0; 64], software: 1, gid_index: -1, place, release, why: [0; 128] };
         // SAFETY: `o` is valid.
         let ctx = unsafe { (api.start)(&mut o) };

@@ -5,6 +5,7 @@
 //! `HELLO`, `WELCOME` and `LINKED` do on one host.
 
 use super::*;
+use crate::desk::kept::{self, How};
 use crate::provider::{self, Api, Event, Options, What};
 use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 use awaited::Awaited;
@@ -170,15 +171,20 @@ impl Bg {
 
     fn provider(&mut self) -> Option<(&'static Api, *mut c_void)> {
         if self.rdma.started.is_none() {
-            let api = provider::load();
+            let api = kept::host(provider::load);
             let mut state = core::ptr::null_mut();
             if let Some(api) = api {
                 let c = config::get();
                 extern "C" fn place(fd: c_int) -> c_int {
-                    fdhigh::not_for_children(fdhigh::move_high(fd))
+                    kept::keep(fd)
                 }
-                extern "C" fn release(fd: c_int) {
-                    fdhigh::forget(fd);
+                extern "C" fn release(fd: c_int, how: c_int) {
+                    let how = match how {
+                        provider::REPLACED => How::Replaced,
+                        provider::GONE => How::Gone,
+                        _ => How::Closed,
+                    };
+                    kept::give_up(fd, how);
                 }
                 let software = c.links.verbs_named.into();
                 let gid_index = c.gid_index.map_or(-1, i32::from);
@@ -187,7 +193,7 @@ impl Bg {
                     *to = *b as libc::c_char;
                 }
                 // SAFETY: `o` is valid.
-                state = unsafe { (api.start)(&mut o) };
+                state = kept::host(|| unsafe { (api.start)(&mut o) });
                 if state.is_null() {
                     // SAFETY: the provider ends it with a NUL.
                     let why = unsafe { core::ffi::CStr::from_ptr(o.why.as_ptr()) };
@@ -230,7 +236,7 @@ impl Bg {
                 return self.fail_look(end, Why::NoPeer);
             }
             // SAFETY: a state of the provider's, and valid pointers.
-            match unsafe { (api.listen)(state, &t.from, t.from_port, token, &mut id) } {
+            match kept::host(|| unsafe { (api.listen)(state, &t.from, t.from_port, token, &mut id) }) {
                 0 => {
                     look.attempt = token;
                     look.at = look.until;
@@ -283,7 +289,7 @@ impl Bg {
         let Some((api, state)) = self.provider() else { return Err(libc::ENODEV) };
         let (t, mut from, mut id) = (end.0, end.0.to, core::ptr::null_mut());
         // SAFETY: a state of the provider's, and valid pointers.
-        match unsafe { (api.own)(state, &t.from, &mut from) } {
+        match kept::host(|| unsafe { (api.own)(state, &t.from, &mut from) }) {
             0 => {}
             libc::ENOENT if sent_to.is_some() => from = [0; 16],
             libc::ENOENT => {}
@@ -292,7 +298,7 @@ impl Bg {
         let token = self.rdma.token();
         let to = sent_to.unwrap_or(t.from);
         // SAFETY: as above.
-        let e = unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) };
+        let e = kept::host(|| unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) });
         if e != 0 {
             log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
             return Err(e);
@@ -305,12 +311,12 @@ impl Bg {
     fn listen_at_own(&mut self, api: &'static Api, state: *mut c_void, end: End) -> Option<(u64, [u8; 16])> {
         let (t, mut at, mut id) = (end.0, [0; 16], core::ptr::null_mut());
         // SAFETY: a state of the provider's, and valid pointers.
-        if unsafe { (api.own)(state, &t.to, &mut at) } != 0 || at == t.from {
+        if kept::host(|| unsafe { (api.own)(state, &t.to, &mut at) }) != 0 || at == t.from {
             return None;
         }
         let token = self.rdma.token();
         // SAFETY: as above.
-        if unsafe { (api.listen)(state, &at, t.from_port, token, &mut id) } != 0 {
+        if kept::host(|| unsafe { (api.listen)(state, &at, t.from_port, token, &mut id) }) != 0 {
             return None;
         }
         self.rdma.places.insert(token, Place::Listener { id, end, at: None });
@@ -393,7 +399,7 @@ impl Bg {
         }
         match p {
             // SAFETY: ids of the provider's that nobody else has.
-            Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => unsafe { (api.close)(id) },
+            Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => kept::host(|| unsafe { (api.close)(id) }),
             Place::Dial { half: Some(half), .. } => half.destroy(api),
             Place::Answer { half, process, alone, .. } => {
                 if !alone {
@@ -415,7 +421,7 @@ impl Bg {
         let spinning = remote::spun();
         let mut e = Event::default();
         // SAFETY: a state of the provider's.
-        while rang && unsafe { (api.event)(state as *mut c_void, &mut e) } == 1 {
+        while rang && kept::host(|| unsafe { (api.event)(state as *mut c_void, &mut e) }) == 1 {
             self.rdma_event(api, &e);
         }
         self.rdma.looks.look(rang, spinning);
@@ -533,9 +539,11 @@ impl Bg {
     /// A peer has found a listener of ours.
     fn rdma_request(&mut self, api: &'static Api, e: &Event) {
         // SAFETY: the request's id is ours alone.
-        let refuse = |h: Hello| unsafe {
-            (api.reject)(e.id, h.bytes().as_ptr(), h.bytes().len() as u32);
-            (api.close)(e.id);
+        let refuse = |h: Hello| {
+            kept::host(|| unsafe {
+                (api.reject)(e.id, h.bytes().as_ptr(), h.bytes().len() as u32);
+                (api.close)(e.id);
+            })
         };
         let Some(Place::Listener { end, at, .. }) = self.rdma.places.get(&e.listener) else {
             return refuse(Hello { says: says::REFUSE, why: Why::NoPeer as u8, ..self.hello(None) });
@@ -552,10 +560,10 @@ impl Bg {
         if let Some((_, at)) = at {
             let r = Referral { hello: Hello { says: says::AT, ..self.hello(None) }, at };
             // SAFETY: as above.
-            unsafe {
+            kept::host(|| unsafe {
                 (api.reject)(e.id, r.bytes().as_ptr(), r.bytes().len() as u32);
                 (api.close)(e.id);
-            }
+            });
             return;
         }
         let alone = h.is_alone();
@@ -596,7 +604,7 @@ impl Bg {
         half.set_peer(h.mirror, h.keys);
         let answer = self.hello(Some(&half));
         // SAFETY: an open request; the data is readable.
-        if unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) } != 0 {
+        if kept::host(|| unsafe { (api.accept)(e.id, answer.bytes().as_ptr(), answer.bytes().len() as u32) }) != 0 {
             if !alone {
                 self.rdma_expects_no_more(&h.process);
             }
@@ -617,7 +625,7 @@ impl Bg {
         if !config::get().strict && !invited {
             let knock = Hello { port: end.0.to_port, says: says::KNOCK, ..self.hello(None) };
             // SAFETY: a routed id; the data is readable.
-            if unsafe { (api.connect)(e.id, knock.bytes().as_ptr(), knock.bytes().len() as u32) } == 0 {
+            if kept::host(|| unsafe { (api.connect)(e.id, knock.bytes().as_ptr(), knock.bytes().len() as u32) }) == 0 {
                 return;
             }
             // A device that wants to see a queue pair first.
@@ -635,7 +643,7 @@ impl Bg {
         };
         let hello = Hello { port: end.0.to_port, ..self.hello(Some(&half)) };
         // SAFETY: an open id; the data is readable.
-        let r = unsafe { (api.connect)(e.id, hello.bytes().as_ptr(), hello.bytes().len() as u32) };
+        let r = kept::host(|| unsafe { (api.connect)(e.id, hello.bytes().as_ptr(), hello.bytes().len() as u32) });
         if let Some(Place::Dial { half: to, .. }) = self.rdma.places.get_mut(&e.token) {
             *to = Some(half);
         }

@@ -40,8 +40,8 @@ pub struct Ctx {
     pub software: bool,
     pub gid_index: Option<u32>,
     place: extern "C" fn(c_int) -> c_int,
-    release: extern "C" fn(c_int),
-    /// Command fds of contexts whose fds have their places.
+    release: extern "C" fn(c_int, c_int),
+    /// Fds of contexts that have their places.
     placed: Vec<c_int>,
     pub queue: VecDeque<Event>,
     /// Queue pairs, for events that name a completion queue or nothing.
@@ -159,6 +159,35 @@ impl Ctx {
         }
     }
 
+    /// Gives an fd its place; false: there is none.
+    fn place(&self, fd: &mut c_int) -> bool {
+        match (self.place)(*fd) {
+            -1 => false,
+            placed => {
+                *fd = placed;
+                true
+            }
+        }
+    }
+
+    /// As [`Ctx::place`], for the fds of a context.
+    ///
+    /// # Safety
+    /// The context must be live.
+    unsafe fn place_device(&mut self, verbs: *mut Context) -> bool {
+        // SAFETY: the caller's promise.
+        let verbs = unsafe { &mut *verbs };
+        for fd in [&mut verbs.cmd_fd, &mut verbs.async_fd] {
+            if !self.placed.contains(fd) {
+                if !self.place(fd) {
+                    return false;
+                }
+                self.placed.push(*fd);
+            }
+        }
+        true
+    }
+
     /// The device of `verbs`, noted as used once more.
     pub fn use_dev(&mut self, verbs: *mut Context) -> Option<*mut Dev> {
         if let Some(d) = self.devs.iter_mut().find(|d| d.verbs == verbs) {
@@ -172,11 +201,10 @@ impl Ctx {
         }
         // SAFETY: both are live. The libraries use the numbers in these structures, which are public.
         unsafe {
-            (*channel).fd = (self.place)((*channel).fd);
-            if !self.placed.contains(&(*verbs).cmd_fd) {
-                (*verbs).cmd_fd = (self.place)((*verbs).cmd_fd);
-                (*verbs).async_fd = (self.place)((*verbs).async_fd);
-                self.placed.push((*verbs).cmd_fd);
+            if !self.place_device(verbs) || !self.place(&mut (*channel).fd) {
+                (self.lib.ibv_destroy_comp_channel)(channel);
+                *libc::__errno_location() = libc::EMFILE;
+                return None;
             }
             nonblocking((*channel).fd);
             self.watch((*verbs).async_fd);
@@ -198,7 +226,7 @@ impl Ctx {
             // SAFETY: no queue pair uses the channel, and by the contract no thread hears of it any more.
             unsafe {
                 let ear = Box::from_raw(d.ear);
-                (self.release)((*ear.channel).fd);
+                (self.release)((*ear.channel).fd, provider::CLOSED);
                 (self.lib.ibv_destroy_comp_channel)(ear.channel);
             }
         }
@@ -221,16 +249,19 @@ impl Ctx {
         // SAFETY: ids in the list are live.
         let used = |v: *mut Context, ids: &[*mut Id]| ids.iter().any(|id| unsafe { (*(**id).cm).verbs } == v);
         for g in self.gone.extract_if(.., |g| !used(g.verbs, &self.ids)) {
-            self.placed.retain(|fd| *fd != g.cmd_fd);
+            self.placed.retain(|fd| *fd != g.cmd_fd && *fd != g.async_fd);
             // librdmacm may have closed it by itself, and the number be somebody else's.
             if device_of(g.cmd_fd) != Some(g.number) {
+                for fd in [g.cmd_fd, g.async_fd] {
+                    (self.release)(fd, provider::GONE);
+                }
                 continue;
             }
             // SAFETY: fds of the context's, which only fails calls from now on.
             unsafe {
                 let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
                 for fd in [g.cmd_fd, g.async_fd] {
-                    (self.release)(fd);
+                    (self.release)(fd, provider::REPLACED);
                     libc::dup3(null, fd, libc::O_CLOEXEC);
                 }
                 libc::close(null);
@@ -402,12 +433,7 @@ pub unsafe extern "C" fn start(o: *mut Options) -> *mut c_void {
     }
     // SAFETY: NUL-terminated by the contract.
     let device = unsafe { core::ffi::CStr::from_ptr(o.device.as_ptr()) }.to_string_lossy().into_owned();
-    // SAFETY: a live channel. librdmacm uses the number in this structure, which is public.
-    let epfd = unsafe {
-        (*channel).fd = (o.place)((*channel).fd);
-        (o.place)(epfd)
-    };
-    let ctx = Box::new(Ctx {
+    let mut ctx = Box::new(Ctx {
         lib,
         cm: channel,
         epfd,
@@ -424,6 +450,12 @@ pub unsafe extern "C" fn start(o: *mut Options) -> *mut c_void {
         gone: Vec::new(),
         sentinels: Vec::new(),
     });
+    let mut epfd = epfd;
+    // SAFETY: a live channel. librdmacm uses the number in this structure, which is public.
+    if !unsafe { ctx.place(&mut (*channel).fd) } || !ctx.place(&mut epfd) {
+        return fail("there is no number for an fd of librdmacm's");
+    }
+    ctx.epfd = epfd;
     // SAFETY: a live channel.
     ctx.watch(unsafe { (*channel).fd });
     Box::into_raw(ctx).cast()
