@@ -15,7 +15,7 @@ static HAS: [AtomicU64; WORDS] = {
 };
 
 fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
-    let n = usize::try_from(fd).ok()?;
+    let n = crate::thread::place_of(fd);
     Some((HAS.get(n / 64)?, 1 << (n % 64)))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::conn::Conn;
 use crate::epoll::Set;
-use crate::shm;
+use crate::{shm, thread};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::*};
 use libc::c_int;
 
@@ -42,15 +42,16 @@ pub fn for_tests() {
 
 #[inline(always)]
 fn cell(fd: c_int) -> Option<&'static AtomicUsize> {
+    let fd = thread::place_of(fd);
     // There is a table where there is room.
-    if fd as u32 as usize >= LIMIT.load(Acquire) {
+    if fd >= LIMIT.load(Acquire) {
         return None;
     }
     // SAFETY: in bounds of a mapping that is never unmapped; zeroes are valid.
     Some(unsafe {
         let table = TABLE.load(Relaxed);
         core::hint::assert_unchecked(!table.is_null());
-        &*table.add(fd as u32 as usize)
+        &*table.add(fd)
     })
 }
 

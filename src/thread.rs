@@ -11,6 +11,7 @@ use core::sync::atomic::{
     compiler_fence, AtomicU32,
     Ordering::{Relaxed, SeqCst},
 };
+use libc::c_int;
 
 /// A thread's own words.
 pub struct Thread {
@@ -45,6 +46,18 @@ pub struct Thread {
     pub(crate) copying: Cell<usize>,
     /// A call found no memory of the program where its answer was to go, and is to say so.
     pub(crate) faulted: Cell<bool>,
+    /// [`OUTSIDE`] while its fds are none of the program's, see `desk::kept`, or 0.
+    pub(crate) outside: Cell<u32>,
+}
+
+/// No fd has this bit.
+pub(crate) const OUTSIDE: u32 = 1 << 31;
+
+/// By which place in a table of the program's fds the calling thread finds what it calls `fd`: behind the end of any table,
+/// where that is none of the program's.
+#[inline(always)]
+pub(crate) fn place_of(fd: c_int) -> usize {
+    me(|me| fd as u32 | me.outside.get()) as usize
 }
 
 // Where a thread's words lie is told at an offset from the thread pointer that the dynamic linker knows when the
@@ -87,6 +100,7 @@ thread_local! {
             held: Cell::new(0),
             copying: Cell::new(0),
             faulted: Cell::new(false),
+            outside: Cell::new(0),
         }
     };
 }

@@ -26,7 +26,8 @@ pub enum How {
     Gone = 2,
 }
 
-/// As [`run`], for a library's call that may keep fds ([`keep`]) or give them up ([`give_up`]).
+/// As [`run`], for a library's call that may keep fds ([`keep`]) or give them up ([`give_up`]). What it calls is interposed; it
+/// is not to find the program's connections under its numbers.
 pub fn host<R>(f: impl FnOnce() -> R) -> R {
     if !is_open() {
         return f();
@@ -35,7 +36,12 @@ pub fn host<R>(f: impl FnOnce() -> R) -> R {
         // Where there is none to be had, `keep` fails.
         spare.store(fdhigh::dup_high(HOLD.load(Relaxed)).map_or(-1, fdhigh::not_for_children), Relaxed);
     }
-    let r = run(f);
+    let r = run(|| {
+        thread::me(|me| me.outside.set(if is_here() { thread::OUTSIDE } else { 0 }));
+        let r = f();
+        thread::me(|me| me.outside.set(0));
+        r
+    });
     for left in &LEFT {
         let word = left.swap(-1, Relaxed);
         let fd = word & ((1 << HOW_SHIFT) - 1);
@@ -97,6 +103,7 @@ pub(super) fn reset_after_fork() {
 mod tests {
     use super::super::tests::ONE;
     use super::*;
+    use crate::table;
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -118,7 +125,7 @@ mod tests {
     }
 
     /// What a thread that has a clerk finds, or nothing where there can be none.
-    fn found() -> Option<[bool; 8]> {
+    fn found() -> Option<[bool; 9]> {
         fn spawn() -> bool {
             std::thread::spawn(clerk);
             true
@@ -143,11 +150,16 @@ mod tests {
         // Somebody else's file is under it, and the clerk's is still the old one.
         let replaced = put(kept[2]) && run(|| !take(kept[2])) && fdhigh::is_ours(kept[2]);
         let others = kept[3..].iter().all(|fd| put(*fd) && run(|| take(*fd)));
+        table::for_tests();
+        let number = kept[3];
+        table::put_tcp(number);
+        let hidden = host(|| !table::is_tcp(number)) && run(|| table::is_tcp(number)) && table::is_tcp(number);
+        table::take(number);
         let again = host(|| keep(eventfd()));
         let reserved = again >= 0 && kept[2..].iter().all(|fd| *fd != again);
         close();
         let outlive = put(kept[3]) && take(kept[3]);
-        Some([high, shared, enough, closed, replaced, others, reserved, outlive])
+        Some([high, shared, enough, closed, replaced, others, reserved, outlive, hidden])
     }
 
     #[test]
@@ -156,6 +168,6 @@ mod tests {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || tell.send(found()));
         let found = told.recv_timeout(Duration::from_secs(10)).expect("nobody waits for ever");
-        assert!(found.is_none_or(|found| found == [true; 8]), "{found:?}");
+        assert!(found.is_none_or(|found| found == [true; 9]), "{found:?}");
     }
 }
