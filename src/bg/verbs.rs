@@ -399,7 +399,9 @@ impl Bg {
         }
         match p {
             // SAFETY: ids of the provider's that nobody else has.
-            Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => kept::host(|| unsafe { (api.close)(id) }),
+            Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => {
+                kept::host(|| unsafe { (api.close)(id) })
+            }
             Place::Dial { half: Some(half), .. } => half.destroy(api),
             Place::Answer { half, process, alone, .. } => {
                 if !alone {

@@ -26,6 +26,7 @@ struct Setup {
     lib: PathBuf,
     dir: PathBuf,
     pass: Vec<String>,
+    warm: String,
     native_twice: bool,
 }
 
@@ -43,7 +44,7 @@ fn batch(s: &Setup, preload: bool, from: u64, count: u64, keep: &str) -> BTreeMa
         }
         c.env_remove("LD_PRELOAD");
         if preload {
-            c.args(["--warm", "60"]);
+            c.args(["--warm", &s.warm]);
             c.env("LD_PRELOAD", &s.lib).env("RINGSOCK_REPORT", s.dir.join("r.%p.json"));
             if std::env::var_os("RINGSOCK_UPGRADE_AFTER").is_none() {
                 c.env("RINGSOCK_UPGRADE_AFTER", "1");
@@ -186,6 +187,7 @@ pub fn run(a: &Args) -> i32 {
         lib: PathBuf::from(a.text("lib", &beside.to_string_lossy())),
         dir: dir.clone(),
         pass,
+        warm: a.text("warm", "60"),
         native_twice: a.has("native-twice"),
     };
     let code = if a.has("one") { single(&s, a) } else { many(&s, a) };
