@@ -372,7 +372,7 @@ static STATE: AtomicU32 = AtomicU32::new(0);
 /// The provider, loading it first if need be. Only for the background thread, and programs of our own.
 pub fn load() -> Option<&'static Api> {
     if STATE.load(Acquire) == 0 {
-        let found = find();
+        let found = crate::desk::kept::host(find);
         if let Err(why) = &found {
             log(Level::Warn, format_args!("no verbs link: {why}"));
         }

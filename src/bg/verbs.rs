@@ -171,7 +171,7 @@ impl Bg {
 
     fn provider(&mut self) -> Option<(&'static Api, *mut c_void)> {
         if self.rdma.started.is_none() {
-            let api = kept::host(provider::load);
+            let api = provider::load();
             let mut state = core::ptr::null_mut();
             if let Some(api) = api {
                 let c = config::get();

@@ -10,8 +10,8 @@ use super::*;
 const MOST: usize = 8;
 /// Numbers of the program's table that are reserved; -1: none.
 static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(-1) }; MOST];
-/// What the clerk has given up in a call, for the program's table: number, and how.
-static LEFT: [AtomicI32; 2 * MOST] = [const { AtomicI32::new(-1) }; 2 * MOST];
+/// What the clerk has given up in a call, for the program's table: number, and how. More than devices can be removed at once.
+static LEFT: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
 const HOW_SHIFT: u32 = 24;
 
 /// How an fd that was kept is given up.
