@@ -47,9 +47,17 @@ pub fn move_high(fd: c_int) -> c_int {
 
 /// Another fd for what `fd` is: with a high number, or with any, and close-on-exec.
 pub fn dup_high(fd: c_int) -> SysResult<c_int> {
+    dup_from(fd, lowest()).or_else(|_| dup_from(fd, 3))
+}
+
+/// As [`dup_high`], but only with a high number.
+pub fn dup_out_of_the_way(fd: c_int) -> SysResult<c_int> {
+    dup_from(fd, lowest())
+}
+
+fn dup_from(fd: c_int, from: c_int) -> SysResult<c_int> {
     // SAFETY: a new number disturbs nothing.
-    let dup = |from: c_int| unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) };
-    let new = dup(lowest()).or_else(|_| dup(3))? as c_int;
+    let new = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) }? as c_int;
     note(new);
     Ok(new)
 }

@@ -398,8 +398,8 @@ impl Bg {
             self.rdma_drop(*other);
         }
         match p {
-            // SAFETY: ids of the provider's that nobody else has.
             Place::Listener { id, .. } | Place::Dial { id, half: None, .. } => {
+                // SAFETY: an id of the provider's that nobody else has.
                 kept::host(|| unsafe { (api.close)(id) })
             }
             Place::Dial { half: Some(half), .. } => half.destroy(api),
@@ -540,8 +540,8 @@ impl Bg {
 
     /// A peer has found a listener of ours.
     fn rdma_request(&mut self, api: &'static Api, e: &Event) {
-        // SAFETY: the request's id is ours alone.
         let refuse = |h: Hello| {
+            // SAFETY: the request's id is ours alone.
             kept::host(|| unsafe {
                 (api.reject)(e.id, h.bytes().as_ptr(), h.bytes().len() as u32);
                 (api.close)(e.id);

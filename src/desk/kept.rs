@@ -6,8 +6,8 @@
 
 use super::*;
 
-/// How many fds one call may keep.
-const MOST: usize = 8;
+/// How many fds one call may keep: a device has two, and its channel is another.
+const MOST: usize = 4;
 /// Numbers of the program's table that are reserved; -1: none.
 static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(-1) }; MOST];
 /// What the clerk has given up in a call, for the program's table: number, and how. More than devices can be removed at once.
@@ -34,7 +34,7 @@ pub fn host<R>(f: impl FnOnce() -> R) -> R {
     }
     for spare in SPARE.iter().filter(|s| s.load(Relaxed) < 0) {
         // Where there is none to be had, `keep` fails.
-        spare.store(fdhigh::dup_high(HOLD.load(Relaxed)).map_or(-1, fdhigh::not_for_children), Relaxed);
+        spare.store(fdhigh::dup_out_of_the_way(HOLD.load(Relaxed)).map_or(-1, fdhigh::not_for_children), Relaxed);
     }
     let r = run(|| {
         thread::me(|me| me.outside.set(if is_here() { thread::OUTSIDE } else { 0 }));
