@@ -422,8 +422,12 @@ impl Bg {
         }
         let spinning = remote::spun();
         let mut e = Event::default();
+        let state = state as *mut c_void;
+        // Mostly it is a queue pair that has rung, for which nobody need go to the clerk.
         // SAFETY: a state of the provider's.
-        while rang && kept::host(|| unsafe { (api.event)(state as *mut c_void, &mut e) }) == 1 {
+        let news = rang && sys::poll_now(unsafe { (api.fd)(state) }, libc::POLLIN) != 0;
+        // SAFETY: as above.
+        while news && kept::host(|| unsafe { (api.event)(state, &mut e) }) == 1 {
             self.rdma_event(api, &e);
         }
         self.rdma.looks.look(rang, spinning);
