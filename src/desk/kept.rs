@@ -87,6 +87,10 @@ pub fn give_up(fd: c_int, how: How) {
         }
         return;
     }
+    // Any other number is somebody else's in the program's table.
+    if !fdhigh::is_ours(fd) {
+        return;
+    }
     if let Some(left) = LEFT.iter().find(|l| l.load(Relaxed) < 0) {
         left.store(fd | (how as i32) << HOW_SHIFT, Relaxed);
     }
@@ -125,7 +129,7 @@ mod tests {
     }
 
     /// What a thread that has a clerk finds, or nothing where there can be none.
-    fn found() -> Option<[bool; 9]> {
+    fn found() -> Option<[bool; 10]> {
         fn spawn() -> bool {
             std::thread::spawn(clerk);
             true
@@ -149,6 +153,10 @@ mod tests {
         let closed = !put(kept[0]) && !put(kept[1]) && !fdhigh::is_ours(kept[0]);
         // Somebody else's file is under it, and the clerk's is still the old one.
         let replaced = put(kept[2]) && run(|| !take(kept[2])) && fdhigh::is_ours(kept[2]);
+        // What was never kept is the clerk's alone, and something of the program's may have its number.
+        let programs = eventfd();
+        host(|| [How::Closed, How::Replaced, How::Gone].map(|how| give_up(programs, how)));
+        let untouched = put(programs) && take(programs);
         let others = kept[3..].iter().all(|fd| put(*fd) && run(|| take(*fd)));
         table::for_tests();
         let number = kept[3];
@@ -159,7 +167,7 @@ mod tests {
         let reserved = again >= 0 && kept[2..].iter().all(|fd| *fd != again);
         close();
         let outlive = put(kept[3]) && take(kept[3]);
-        Some([high, shared, enough, closed, replaced, others, reserved, outlive, hidden])
+        Some([high, shared, enough, closed, replaced, others, reserved, outlive, hidden, untouched])
     }
 
     #[test]
@@ -168,6 +176,6 @@ mod tests {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || tell.send(found()));
         let found = told.recv_timeout(Duration::from_secs(10)).expect("nobody waits for ever");
-        assert!(found.is_none_or(|found| found == [true; 9]), "{found:?}");
+        assert!(found.is_none_or(|found| found == [true; 10]), "{found:?}");
     }
 }

@@ -249,10 +249,11 @@ impl Ctx {
         // SAFETY: ids in the list are live.
         let used = |v: *mut Context, ids: &[*mut Id]| ids.iter().any(|id| unsafe { (*(**id).cm).verbs } == v);
         for g in self.gone.extract_if(.., |g| !used(g.verbs, &self.ids)) {
-            self.placed.retain(|fd| *fd != g.cmd_fd && *fd != g.async_fd);
+            // A context that no queue pair has used has its fds where they were opened.
+            let placed: Vec<c_int> = self.placed.extract_if(.., |fd| *fd == g.cmd_fd || *fd == g.async_fd).collect();
             // librdmacm may have closed it by itself, and the number be somebody else's.
             if device_of(g.cmd_fd) != Some(g.number) {
-                for fd in [g.cmd_fd, g.async_fd] {
+                for fd in placed {
                     (self.release)(fd, provider::GONE);
                 }
                 continue;
@@ -260,8 +261,10 @@ impl Ctx {
             // SAFETY: fds of the context's, which only fails calls from now on.
             unsafe {
                 let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+                for fd in &placed {
+                    (self.release)(*fd, provider::REPLACED);
+                }
                 for fd in [g.cmd_fd, g.async_fd] {
-                    (self.release)(fd, provider::REPLACED);
                     libc::dup3(null, fd, libc::O_CLOEXEC);
                 }
                 libc::close(null);
