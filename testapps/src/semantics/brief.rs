@@ -2,7 +2,7 @@
 
 use super::cx::{Cx, Op, Res};
 use super::Check;
-use crate::{same, sys, util};
+use crate::{ensure, same, sys, util};
 use libc::{
     EAGAIN, EINPROGRESS, EPIPE, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD,
 };
@@ -241,6 +241,7 @@ fn short_half_closed(cx: &mut Cx) -> Res {
 
 /// The end of either direction, and a close, at any moment of the change to a ring; the peer waits for it, and says nothing.
 fn at_the_change(cx: &mut Cx) -> Res {
+    let mut moved = 0;
     for i in 0..60u32 {
         cx.renew()?;
         cx.warm(10 + u64::from(i % 7), 2)?;
@@ -252,14 +253,17 @@ fn at_the_change(cx: &mut Cx) -> Res {
         }
         same!(cx.wait()?, 0, "bytes after the end");
         if i % 3 != 0 {
+            let before = sys::tcp_bytes(cx.fd)?;
             cx.later(u64::from(i % 2), 24)?;
             cx.recv(24)?;
+            moved += u32::from(sys::tcp_bytes(cx.fd)? == before);
             cx.wait()?;
             cx.post(Op::Close, 0, 0, 0)?;
             same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "the end");
             cx.wait()?;
         }
     }
+    ensure!(moved >= 4 || !cx.is_to_leave(), "only {moved} of 40 connections had left TCP by their ends");
     cx.renew()?;
     cx.leave_tcp()?;
     cx.warm(50, 2)
