@@ -279,12 +279,17 @@ impl Default for Event {
     }
 }
 
-/// See [`Options::release`].
-pub const CLOSED: c_int = 0;
-/// ... another file is about to be put under its number for good, ...
-pub const REPLACED: c_int = 1;
-/// ... or somebody has closed it.
-pub const GONE: c_int = 2;
+/// How an fd is given up that [`Options::place`] has returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Release {
+    /// It is about to be closed.
+    Closed = 0,
+    /// Another file is about to be put under its number, which is not used again.
+    Replaced = 1,
+    /// It was closed some time ago.
+    Gone = 2,
+}
 
 /// Settings of the provider.
 #[derive(Debug, Clone, Copy)]
@@ -299,8 +304,8 @@ pub struct Options {
     /// Gives an fd of the provider's, which any thread may use, a number out of the program's way, and returns it; -1: there is
     /// none, and it is as it was.
     pub place: extern "C" fn(c_int) -> c_int,
-    /// An fd that `place` has returned is given up: it is about to be closed ([`CLOSED`]), ...
-    pub release: extern "C" fn(c_int, c_int),
+    /// An fd that `place` has returned is given up.
+    pub release: extern "C" fn(c_int, Release),
     /// The thread's memory for reasons: filled where a function fails, NUL-terminated.
     pub why: [c_char; 128],
 }

@@ -100,8 +100,7 @@ fn advance(b: &mut Both) -> bool {
         changed = true;
     }
     if changed {
-        // A peer on another host that only waits hears from nothing else of the mark that was taken, or of the end that goes
-        // by the ring now.
+        // Another host hears from nothing else of the mark that was taken, or of the end that goes by the ring now.
         conn.flush();
         let sw = b.sw();
         conn.publish_paths(sw);

@@ -3,7 +3,7 @@
 //! which is how others tell the receiver.
 
 use crate::work::{percentiles, Job};
-use ringsock_core::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options, What, Write};
+use ringsock_core::provider::{self, Api, Channel, Done, Event, Limits, Memory, Options, Release, What, Write};
 use serde_json::{json, Value};
 use std::ffi::{c_int, c_void};
 use std::io::{self, Write as _};
@@ -65,7 +65,7 @@ impl End {
         extern "C" fn place(fd: c_int) -> c_int {
             fd
         }
-        extern "C" fn release(_: c_int, _: c_int) {}
+        extern "C" fn release(_: c_int, _: Release) {}
         let mut o = Options { device: [0; 64], software: 1, gid_index: -1, place, release, why: [0; 128] };
         // SAFETY: `o` is valid.
         let ctx = unsafe { (api.start)(&mut o) };

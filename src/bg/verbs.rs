@@ -5,13 +5,14 @@
 //! `HELLO`, `WELCOME` and `LINKED` do on one host.
 
 use super::*;
-use crate::desk::kept::{self, How};
-use crate::provider::{self, Api, Event, Options, What};
+use crate::desk::kept;
+use crate::provider::{self, Api, Event, Options, Release, What};
 use crate::remote::{self, Half, Remote, FIRST_CHUNK};
 use awaited::Awaited;
 use hello::{flag, says, Hello, Referral};
 
 mod awaited;
+mod dial;
 mod hello;
 mod knock;
 
@@ -178,12 +179,7 @@ impl Bg {
                 extern "C" fn place(fd: c_int) -> c_int {
                     kept::keep(fd)
                 }
-                extern "C" fn release(fd: c_int, how: c_int) {
-                    let how = match how {
-                        provider::REPLACED => How::Replaced,
-                        provider::GONE => How::Gone,
-                        _ => How::Closed,
-                    };
+                extern "C" fn release(fd: c_int, how: Release) {
                     kept::give_up(fd, how);
                 }
                 let software = c.links.verbs_named.into();
@@ -269,42 +265,6 @@ impl Bg {
             return;
         }
         self.rdma_try(end, now, false);
-    }
-
-    /// The next attempt of a search. `invited`: the peer has said that it wants a queue pair.
-    fn rdma_try(&mut self, end: End, now: i64, invited: bool) {
-        let Some(look) = self.looks.get_mut(&end) else { return };
-        look.at = now + HANDSHAKE_NS;
-        look.dials += 1;
-        let sent_to = look.sent_to;
-        match self.rdma_dial(end, invited, sent_to) {
-            Ok(token) => _ = self.looks.get_mut(&end).map(|look| look.attempt = token),
-            Err(libc::ENODEV) => self.fail_look(end, Why::NoWay),
-            Err(_) => self.rdma_unreachable(end),
-        }
-    }
-
-    /// Begins an attempt. `ENODEV`: none of the devices that may be used leads there.
-    fn rdma_dial(&mut self, end: End, invited: bool, sent_to: Option<[u8; 16]>) -> Result<u64, c_int> {
-        let Some((api, state)) = self.provider() else { return Err(libc::ENODEV) };
-        let (t, mut from, mut id) = (end.0, end.0.to, core::ptr::null_mut());
-        // SAFETY: a state of the provider's, and valid pointers.
-        match kept::host(|| unsafe { (api.own)(state, &t.from, &mut from) }) {
-            0 => {}
-            libc::ENOENT if sent_to.is_some() => from = [0; 16],
-            libc::ENOENT => {}
-            _ => return Err(libc::ENODEV),
-        }
-        let token = self.rdma.token();
-        let to = sent_to.unwrap_or(t.from);
-        // SAFETY: as above.
-        let e = kept::host(|| unsafe { (api.dial)(state, &from, &to, t.from_port, token, &mut id) });
-        if e != 0 {
-            log(Level::Debug, format_args!("RDMA: cannot dial, errno {e}"));
-            return Err(e);
-        }
-        self.rdma.put(token, Place::Dial { id, end, half: None, invited, sent_to, until: now_ns() + DIAL_NS });
-        Ok(token)
     }
 
     /// Listens at the address that `RINGSOCK_GID_INDEX` says, if it is another one than the connection's.
@@ -459,23 +419,6 @@ impl Bg {
         for t in late {
             self.rdma_in_vain(t);
         }
-    }
-
-    /// An attempt has found nobody.
-    fn rdma_in_vain(&mut self, token: u64) {
-        match self.rdma.places.get(&token) {
-            Some(Place::Dial { end, .. }) if self.is_attempt(end, token) => {
-                let end = *end;
-                self.rdma_unreachable(end);
-            }
-            _ => {}
-        }
-        self.rdma_drop(token);
-    }
-
-    /// Whether it is what the search for this connection does at the moment.
-    fn is_attempt(&self, end: &End, token: u64) -> bool {
-        self.looks.get(end).is_some_and(|look| look.attempt == token)
     }
 
     fn hear_remote(&mut self, l: &'static Link, r: &'static Remote) {

@@ -5,6 +5,7 @@
 //! program's table that was reserved before the call, and under the same one in the clerk's.
 
 use super::*;
+use crate::provider::Release;
 
 /// How many fds one call may keep: a device has two, and its channel is another.
 const MOST: usize = 4;
@@ -13,18 +14,6 @@ static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(-1) }; MOST];
 /// What the clerk has given up in a call, for the program's table: number, and how. More than devices can be removed at once.
 static LEFT: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
 const HOW_SHIFT: u32 = 24;
-
-/// How an fd that was kept is given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub enum How {
-    /// It is about to be closed.
-    Closed = 0,
-    /// Another file is about to be put under its number, which is not used again.
-    Replaced = 1,
-    /// It was closed some time ago.
-    Gone = 2,
-}
 
 /// As [`run`], for a library's call that may keep fds ([`keep`]) or give them up ([`give_up`]). What it calls is interposed; it
 /// is not to find the program's connections under its numbers.
@@ -48,7 +37,7 @@ pub fn host<R>(f: impl FnOnce() -> R) -> R {
         if word < 0 {
             break;
         }
-        if word >> HOW_SHIFT == How::Replaced as i32 {
+        if word >> HOW_SHIFT == Release::Replaced as i32 {
             // Another thread of the program may still have it in a call.
             // SAFETY: our own number; what is put there is any file.
             let _ = unsafe { sys!(libc::SYS_dup3, HOLD.load(Relaxed), fd, libc::O_CLOEXEC) };
@@ -80,9 +69,9 @@ pub fn keep(fd: c_int) -> c_int {
 }
 
 /// A library's fd that [`keep`] has placed is given up.
-pub fn give_up(fd: c_int, how: How) {
+pub fn give_up(fd: c_int, how: Release) {
     if !is_here() {
-        if how != How::Gone {
+        if how != Release::Gone {
             fdhigh::forget(fd);
         }
         return;
@@ -144,18 +133,18 @@ mod tests {
         let many = host(|| [(); MOST + 1].map(|()| keep(eventfd())));
         let enough = many[..MOST].iter().all(|fd| *fd >= 0) && many[MOST] == -1;
         host(|| {
-            give_up(kept[0], How::Closed);
+            give_up(kept[0], Release::Closed);
             sys::close_raw(kept[0]);
             sys::close_raw(kept[1]);
-            give_up(kept[1], How::Gone);
-            give_up(kept[2], How::Replaced);
+            give_up(kept[1], Release::Gone);
+            give_up(kept[2], Release::Replaced);
         });
         let closed = !put(kept[0]) && !put(kept[1]) && !fdhigh::is_ours(kept[0]);
         // Somebody else's file is under it, and the clerk's is still the old one.
         let replaced = put(kept[2]) && run(|| !take(kept[2])) && fdhigh::is_ours(kept[2]);
         // What was never kept is the clerk's alone, and something of the program's may have its number.
         let programs = eventfd();
-        host(|| [How::Closed, How::Replaced, How::Gone].map(|how| give_up(programs, how)));
+        host(|| [Release::Closed, Release::Replaced, Release::Gone].map(|how| give_up(programs, how)));
         let untouched = put(programs) && take(programs);
         let others = kept[3..].iter().all(|fd| put(*fd) && run(|| take(*fd)));
         table::for_tests();

@@ -3,7 +3,7 @@
 use crate::ffi::{self, cm, CmChannel, CmId, CompChannel, Context, Cq, Lib, Mr, Pd};
 use crate::host;
 use libc::{c_char, c_int, c_void};
-use ringsock_core::provider::{self, Event, Options, What};
+use ringsock_core::provider::{self, Event, Options, Release, What};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -40,7 +40,7 @@ pub struct Ctx {
     pub software: bool,
     pub gid_index: Option<u32>,
     place: extern "C" fn(c_int) -> c_int,
-    release: extern "C" fn(c_int, c_int),
+    release: extern "C" fn(c_int, Release),
     /// Fds of contexts that have their places.
     placed: Vec<c_int>,
     pub queue: VecDeque<Event>,
@@ -226,7 +226,7 @@ impl Ctx {
             // SAFETY: no queue pair uses the channel, and by the contract no thread hears of it any more.
             unsafe {
                 let ear = Box::from_raw(d.ear);
-                (self.release)((*ear.channel).fd, provider::CLOSED);
+                (self.release)((*ear.channel).fd, Release::Closed);
                 (self.lib.ibv_destroy_comp_channel)(ear.channel);
             }
         }
@@ -254,7 +254,7 @@ impl Ctx {
             // librdmacm may have closed it by itself, and the number be somebody else's.
             if device_of(g.cmd_fd) != Some(g.number) {
                 for fd in placed {
-                    (self.release)(fd, provider::GONE);
+                    (self.release)(fd, Release::Gone);
                 }
                 continue;
             }
@@ -262,7 +262,7 @@ impl Ctx {
             unsafe {
                 let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
                 for fd in &placed {
-                    (self.release)(*fd, provider::REPLACED);
+                    (self.release)(*fd, Release::Replaced);
                 }
                 for fd in [g.cmd_fd, g.async_fd] {
                     libc::dup3(null, fd, libc::O_CLOEXEC);
