@@ -131,6 +131,8 @@ mod tests {
         conn.local().fds.store(1, Relaxed);
         conn.begin_fresh();
         conn.set_phase(Phase::Raw);
+        // What another test had there.
+        table::take(fd);
         assert!(table::put_fresh(fd, conn, Before::Nothing));
     }
 
