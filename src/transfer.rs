@@ -1,10 +1,10 @@
 //! `sendfile` and `splice` with a connection at one end.
 
-use crate::conn::{Phase, END_EOF};
+use crate::conn::{Conn, Phase, END_EOF};
 use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
-use crate::sys::{sys, Errno};
+use crate::sys::{self, sys, Errno};
 use crate::{copy, early, poll, process, pump, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, off64_t};
@@ -114,7 +114,7 @@ fn refusal(inp: c_int, off: Option<&off64_t>) -> Option<Errno> {
         };
         let null = sys!(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), flags).ok()?;
         let r = sys!(libc::SYS_sendfile, null, inp, &mut at, 1);
-        crate::sys::close_raw(null as c_int);
+        sys::close_raw(null as c_int);
         // Without an offset of its own the call does not ask for a place that it could not seek.
         r.err().map(|e| if e == libc::ESPIPE && off.is_none() { libc::EINVAL } else { e })
     }
@@ -158,7 +158,7 @@ pub unsafe fn splice(
         if c.phase() == Phase::Managed && c.has_ended(END_EOF) {
             if table::conn(inp).is_some_and(|i| core::ptr::eq(i, c)) {
                 if offin.is_null() && offout.is_null() && is_pipe(out) {
-                    return splice_the_rest(inp, out, n, flags);
+                    return splice_the_rest(c, inp, out, n, flags);
                 }
             } else if let Some(e) = io::pending_error(out) {
                 return Outcome::Fail(e);
@@ -185,37 +185,58 @@ fn is_pipe(fd: c_int) -> bool {
 }
 
 /// What the ring of a peer that has gone still holds, and the end behind it, are not the kernel's to splice.
-fn splice_the_rest(inp: c_int, pipe: c_int, n: usize, flags: c_uint) -> Outcome {
+fn splice_the_rest(c: &Conn, inp: c_int, pipe: c_int, n: usize, flags: c_uint) -> Outcome {
     const PIECE: usize = 4096;
     let mut buf = [0u8; PIECE];
     let mut done = 0;
-    while done < n {
-        let part = io::one(buf.as_mut_ptr().cast(), PIECE.min(n - done));
-        // SAFETY: `buf` is writable.
-        let got = match unsafe { io::recv(inp, &part, core::ptr::null_mut(), libc::MSG_PEEK) } {
-            Outcome::Done(0) => break,
-            Outcome::Done(got) => got as usize,
-            Outcome::Fail(e) => return end(done, e),
-            Outcome::Bypass => break,
-        };
-        // What has come is all that is waited for, and a page always fits where there is room.
+    // How the stream ends behind its last byte is told to the call that finds nothing else.
+    while done < n && (done == 0 || io::unread(&mut c.lock_rx()) > 0) {
+        // As the kernel does, whether there is anything to move or not. What has come is all that is waited for.
         let wait = flags & libc::SPLICE_F_NONBLOCK == 0 && done == 0;
         match poll::wait_one(pipe, libc::POLLOUT, if wait { -1 } else { 0 }) {
             Ok(0) => return end(done, libc::EAGAIN),
             Err(libc::EINTR) if !wait => return end(done, libc::EAGAIN),
+            Ok(_) if done > 0 && has_no_reader(pipe) => break,
+            Ok(_) if has_no_reader(pipe) => return io::broken_pipe(0),
             Ok(_) => {}
             Err(e) => return end(done, e),
         }
-        // SAFETY: `buf` holds `got` bytes.
-        match unsafe { sys!(libc::SYS_write, pipe, buf.as_ptr(), got) } {
-            Ok(k) => {
-                let part = io::one(buf.as_mut_ptr().cast(), k);
-                // SAFETY: `buf` is writable.
-                let _ = unsafe { io::recv(inp, &part, core::ptr::null_mut(), libc::MSG_DONTWAIT) };
-                done += k;
-            }
-            Err(e) => return end(done, e),
+        // Taken, not looked at: where the bytes lie may change meanwhile, as another process that has the connection
+        // brings them home to TCP, and what was moved must not be had again.
+        let part = io::one(buf.as_mut_ptr().cast(), PIECE.min(n - done));
+        // SAFETY: `buf` is writable.
+        let got = match unsafe { io::recv(inp, &part, core::ptr::null_mut(), 0) } {
+            Outcome::Done(0) => break,
+            Outcome::Done(got) => got as usize,
+            Outcome::Fail(e) => return end(done, e),
+            // They are the kernel's now.
+            Outcome::Bypass if done == 0 => return Outcome::Bypass,
+            Outcome::Bypass => break,
+        };
+        if let Err(e) = put_all(pipe, &buf[..got]) {
+            return end(done, e);
         }
+        done += got;
     }
     Outcome::Done(done as isize)
+}
+
+fn has_no_reader(pipe: c_int) -> bool {
+    sys::poll_now(pipe, 0) & libc::POLLERR != 0
+}
+
+/// Writes what surely has room, unless another thread has written there meanwhile: then it comes when there is room again.
+fn put_all(pipe: c_int, mut b: &[u8]) -> Result<(), Errno> {
+    while !b.is_empty() {
+        // SAFETY: `b` is readable.
+        match unsafe { sys!(libc::SYS_write, pipe, b.as_ptr(), b.len()) } {
+            Ok(k) => b = &b[k..],
+            Err(libc::EAGAIN) => {
+                let _ = poll::wait_one(pipe, libc::POLLOUT, -1);
+            }
+            Err(libc::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }

@@ -135,7 +135,7 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
 }
 
 /// `EPIPE`, and the signal that goes with it.
-pub(super) fn broken_pipe(flags: c_int) -> Outcome {
+pub fn broken_pipe(flags: c_int) -> Outcome {
     if flags & libc::MSG_NOSIGNAL == 0 {
         // To this thread, as the kernel sends it.
         // SAFETY: a signal to ourselves.

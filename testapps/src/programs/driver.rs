@@ -114,6 +114,14 @@ fn difference(a: &[String], b: &[String]) -> Option<usize> {
     Some(a.iter().zip(b).position(|(x, y)| x != y).unwrap_or(a.len().min(b.len())))
 }
 
+/// The same, with what is wrong if that comes later, in one line.
+fn in_a_line(native: &Outcome, loaded: &Outcome) -> String {
+    let d = difference(&native.trace, &loaded.trace).unwrap_or(0);
+    let at = |o: &Outcome| o.trace.get(d).map_or("nothing", |t| t.trim()).to_string();
+    let sign = loaded.trace.iter().skip(d + 1).find(|t| is_bad(t)).map(|t| format!("; then {}", t.trim()));
+    format!("{} / {}{}", at(native), at(loaded), sign.unwrap_or_default())
+}
+
 fn differs(s: &Setup, k: u64, keep: &[usize], tries: usize) -> Option<(Outcome, Outcome)> {
     for _ in 0..tries {
         let a = one(s, false, k, keep);
@@ -243,8 +251,8 @@ fn many(s: &Setup, a: &Args) -> i32 {
                 failed += 1;
                 let is_grave = is_grave(&o, &got);
                 grave += is_grave as u64;
+                println!("FAIL program {k}: {}", in_a_line(&o, &got));
                 if failed > show_most && !is_grave {
-                    println!("FAIL program {k}");
                     continue;
                 }
                 report(s, k, &(o, got), a.has("no-shrink"));
@@ -266,13 +274,16 @@ fn many(s: &Setup, a: &Args) -> i32 {
 /// Whether what differs is a hang, a death, bytes that are wrong or bytes that never came, and not so without the
 /// library.
 fn is_grave(native: &Outcome, loaded: &Outcome) -> bool {
-    const SIGNS: [&str; 5] = ["HANG", "the worker", "WRONG BYTES", "never came", "did not end"];
-    let bad = |o: &Outcome| o.trace.iter().any(|t| SIGNS.iter().any(|s| t.contains(s)));
+    let bad = |o: &Outcome| o.trace.iter().any(|t| is_bad(t));
     bad(loaded) && !bad(native)
 }
 
+fn is_bad(line: &str) -> bool {
+    const SIGNS: [&str; 5] = ["HANG", "the worker", "WRONG BYTES", "never came", "did not end"];
+    SIGNS.iter().any(|s| line.contains(s))
+}
+
 fn report(s: &Setup, k: u64, found: &(Outcome, Outcome), as_is: bool) {
-    println!("FAIL program {k}");
     show(s, &found.0, &found.1, 6);
     if as_is {
         return;

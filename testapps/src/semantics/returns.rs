@@ -26,6 +26,8 @@ pub const CHECKS: &[Check] = &[
     ("spawn-static-while-unread", |cx| started_while_unread(cx, SPAWN, 2500)),
     ("fork-static-while-unread-for-long", |cx| started_while_unread(cx, FORK, 6500)),
     ("splice-the-rest", splice_the_rest),
+    ("splice-the-rest-in-a-child", splice_the_rest_in_a_child),
+    ("splice-the-rest-for-no-reader", splice_the_rest_for_no_reader),
     ("return-for-good-while-the-peer-asks", for_good),
 ];
 
@@ -403,19 +405,66 @@ fn splice_the_rest(cx: &mut Cx) -> Res {
     cx.tell(Op::Close, 0, 0, 0)?;
     cx.arrive(n)?;
     util::pause_ms(20);
+    splice_all(cx, n, 30_000, Ok(0))?;
+    let _ = sys::send(cx.fd, &[1], MSG_NOSIGNAL);
+    Ok(())
+}
+
+/// Splices `n` bytes and the end behind them, at first a few bytes, then in pieces.
+fn splice_all(cx: &mut Cx, n: usize, piece: usize, end: sys::R<usize>) -> Res {
     let (rd, wr) = sys::pipe()?;
     let mut got = 0;
     while got < n {
-        let k = sys::splice(cx.fd, wr, 30_000, 0)?;
+        let k = sys::splice(cx.fd, wr, if got == 0 { 4 } else { piece }, 0)?;
         ensure!(k > 0, "splice: the end of the stream after {got} bytes");
         let mut b = vec![0; k];
         sys::read_exact(rd, &mut b)?;
         cx.take(&b)?;
         got += k;
     }
-    same!(sys::splice(cx.fd, wr, 1000, 0)?, 0, "splice at the end of the stream");
-    let _ = sys::send(cx.fd, &[1], MSG_NOSIGNAL);
+    same!(sys::splice(cx.fd, wr, 1000, 0), end, "splice at the end of the stream");
+    sys::close(rd)?;
+    sys::close(wr)?;
     Ok(())
+}
+
+/// The same of a child, while its parent brings the connection home.
+fn splice_the_rest_in_a_child(cx: &mut Cx) -> Res {
+    for i in 0..30 {
+        cx.renew()?;
+        cx.warm(3, 0)?;
+        if i % 3 > 0 {
+            cx.leave_tcp()?;
+        }
+        let n = 300 + 977 * i;
+        cx.tell(Op::Send, n as u64, 0, 0)?;
+        // What the peer leaves unread makes its close a reset.
+        let reset = i % 2 > 0;
+        if reset {
+            cx.send(50)?;
+            util::pause_ms(3);
+        }
+        cx.tell(Op::Close, 0, 0, 0)?;
+        cx.arrive(n)?;
+        let mut c = cx.with_fd(cx.fd);
+        let end = if reset { Err(libc::ECONNRESET) } else { Ok(0) };
+        reap(child(move || splice_all(&mut c, n, 3000, end))?)?;
+        same!(sys::recv(cx.fd, &mut [0], MSG_DONTWAIT), Ok(0), "the end of the stream");
+    }
+    Ok(())
+}
+
+/// A pipe that nobody reads takes nothing away.
+fn splice_the_rest_for_no_reader(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.arrive(5000)?;
+    util::pause_ms(20);
+    let (rd, wr) = sys::pipe()?;
+    sys::close(rd)?;
+    same!(sys::splice(cx.fd, wr, 1000, 0), Err(libc::EPIPE), "splice");
+    sys::close(wr)?;
+    cx.recv(5000)
 }
 
 /// What a connection is to use, rings lack, while its peer is calling so often that it asks for a ring again the moment both
