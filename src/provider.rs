@@ -70,8 +70,8 @@ pub struct Direct {
     pub post: *const unsafe extern "C" fn(*mut c_void, *mut Request, *mut *mut Request) -> c_int,
     /// Where the function is told that takes completions. It returns their count, or a negative value.
     pub poll: *const unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int,
-    /// Whether `post` is no cancellation point, and changes `errno` only where it fails; what it was then is put back by
-    /// `restore`.
+    /// Whether `post` and `poll` are no cancellation points, and only a `post` that fails changes `errno`; what it was then is
+    /// put back by `restore`.
     pub quiet: u32,
     /// See `quiet`.
     pub restore: extern "C" fn(),

@@ -239,6 +239,7 @@ pub fn once_under(under: &[String], c: &Case, s: &Setting, second: bool) -> Resu
     let mut v = last_json(cout)?;
     let sv = last_json(sout)?;
     let sum = v["cpu"].as_f64().unwrap_or(0.0) + sv["cpu"].as_f64().unwrap_or(0.0);
+    v["user of the server"] = sv["user"].clone();
     v["cpu"] = json!(sum / v["messages"].as_f64().unwrap_or(1.0) * 1e6);
     let (mut ring, mut tcp) = (0, 0);
     for (pre, kid) in [(server_pre, &server), (client_pre, &client)] {

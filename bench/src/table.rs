@@ -55,8 +55,16 @@ pub fn rows(s: &Setting, only: &str) -> Result<Vec<Value>, String> {
     Ok(rows)
 }
 
+/// What a message of 64 bytes costs each end in user space when many are sent in a row, in ns, by the processes' clocks: in a
+/// machine whose clock counts instructions, that many. What is gathered by the clock is, which under valgrind nothing is.
+fn in_a_row(s: &Setting, p: Preload, count: usize) -> Result<[f64; 2], String> {
+    let v = once_under(&[], &case("stream", 64, count, p), s, true)?;
+    let ns = |k: &str| v[k].as_f64().map(|t| t * 1e9 / count as f64).ok_or(format!("no {k}"));
+    Ok([ns("user")?, ns("user of the server")?])
+}
+
 /// Instructions in user space of one `send` and one `recv` of 64 bytes, counted by callgrind: ours and rsocket's. Messages are
-/// exchanged one by one, or sent in a row.
+/// exchanged one by one, or sent in a row; and these as [`in_a_row`] has them, too.
 pub fn calls(s: &Setting) -> Result<Vec<Value>, String> {
     const COUNT: usize = 1000;
     let count = |kind: &str, p: Preload| -> Result<[f64; 2], String> {
@@ -84,5 +92,12 @@ pub fn calls(s: &Setting) -> Result<Vec<Value>, String> {
         }
         rows.push(json!({ "kind": kind, "size": 64, "unit": "instructions", "ringsock": ours, "rsocket": theirs }));
     }
+    let ours = in_a_row(s, Preload::Verbs, 2_000_000)?;
+    let theirs = if rsocket().is_some() { Some(in_a_row(s, Preload::Rsocket, 40_000)?) } else { None };
+    println!("time in user space, a message of 64 bytes in a row: sender {:.0} ns, receiver {:.0} ns", ours[0], ours[1]);
+    if let Some(t) = theirs {
+        println!("the same with rsocket: sender {:.0} ns, receiver {:.0} ns", t[0], t[1]);
+    }
+    rows.push(json!({ "kind": "stream", "size": 64, "unit": "ns in user space", "ringsock": ours, "rsocket": theirs }));
     Ok(rows)
 }

@@ -48,13 +48,18 @@ impl Job {
 
 /// CPU seconds (user and system) that this process has used.
 fn cpu() -> f64 {
+    used().iter().sum()
+}
+
+/// CPU seconds that this process has used in user space, and in the kernel.
+fn used() -> [f64; 2] {
     // SAFETY: all-zero is a valid rusage and the pointer is valid.
-    unsafe {
-        let mut u: libc::rusage = std::mem::zeroed();
+    let u: libc::rusage = unsafe {
+        let mut u = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut u);
-        let t = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-        t(u.ru_utime) + t(u.ru_stime)
-    }
+        u
+    };
+    [u.ru_utime, u.ru_stime].map(|t| t.tv_sec as f64 + t.tv_usec as f64 / 1e6)
 }
 
 /// An epoll set with one fd, level-triggered.
@@ -162,12 +167,12 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
     io::stdout().flush()?;
     let epoll = j.kind == "epoll";
     let mut b = vec![0; j.size.max(64 << 10)];
-    let mut start = cpu();
+    let mut start = used();
     if j.is_setup() {
         pin(j)?;
         for i in 0..j.count + j.warm {
             if i == j.warm {
-                start = cpu();
+                start = used();
             }
             let mut e = End::new(sock::accept(&l)?, false)?;
             e.echo(&mut b[..j.size])?;
@@ -177,7 +182,7 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
     } else {
         let mut e = End::new(sock::accept(&l)?, epoll)?;
         warm_up_server(&mut e, j)?;
-        start = cpu();
+        start = used();
         let whole = j.size * j.count;
         if j.kind == "stream" {
             let n = take_all(&mut e.s, &mut b, whole)?;
@@ -193,7 +198,8 @@ pub fn serve(j: &Job, host: &str) -> io::Result<()> {
         }
         let _ = e.s.read(&mut b);
     }
-    println!("{}", json!({ "cpu": cpu() - start }));
+    let user = used()[0] - start[0];
+    println!("{}", json!({ "cpu": cpu() - start.iter().sum::<f64>(), "user": user }));
     Ok(())
 }
 
@@ -294,19 +300,21 @@ fn stream(j: &Job, at: (&str, u16)) -> io::Result<Value> {
     let mut e = End::new(sock::connect(at)?, false)?;
     warm_up(&mut e, j)?;
     let b = vec![5; j.size];
-    let (start, t) = (cpu(), Instant::now());
+    let (start, t) = (used(), Instant::now());
     for _ in 0..j.count {
         e.s.write_all(&b)?;
     }
     let mut n = [0; 8];
     e.s.read_exact(&mut n)?;
     let secs = t.elapsed().as_secs_f64();
-    let used = cpu() - start;
+    let (cpu, user) = (cpu() - start.iter().sum::<f64>(), used()[0] - start[0]);
     if u64::from_ne_bytes(n) != (j.size * j.count) as u64 {
         return Err(io::Error::other("the server counted other bytes"));
     }
     let rate = j.count as f64 / secs;
-    Ok(json!({ "rate": rate, "bytes": rate * j.size as f64 / 1e6, "cpu": used, "messages": j.count }))
+    Ok(json!({
+        "rate": rate, "bytes": rate * j.size as f64 / 1e6, "cpu": cpu, "user": user, "messages": j.count,
+    }))
 }
 
 /// A job for one processor stays on the first that the process may use: where the scheduler puts two processes that wait
