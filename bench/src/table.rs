@@ -94,7 +94,10 @@ pub fn calls(s: &Setting) -> Result<Vec<Value>, String> {
     }
     let ours = in_a_row(s, Preload::Verbs, 2_000_000)?;
     let theirs = if rsocket().is_some() { Some(in_a_row(s, Preload::Rsocket, 40_000)?) } else { None };
-    println!("time in user space, a message of 64 bytes in a row: sender {:.0} ns, receiver {:.0} ns", ours[0], ours[1]);
+    println!(
+        "time in user space, a message of 64 bytes in a row: sender {:.0} ns, receiver {:.0} ns",
+        ours[0], ours[1]
+    );
     if let Some(t) = theirs {
         println!("the same with rsocket: sender {:.0} ns, receiver {:.0} ns", t[0], t[1]);
     }
