@@ -632,7 +632,9 @@ impl Bg {
         }
         {
             let mut b = conn.lock_both();
-            if b.rx.ring().waiting() > 0 && !remains::settle(&mut b, &mut self.rests) {
+            // Its socket may still be connected where the program was told that this is over.
+            let (rest, told) = (b.rx.ring().waiting() > 0, conn.has_ended(END_FAILED) && !conn.has_ended(END_RESET));
+            if (rest || told) && !remains::settle(&mut b, &mut self.rests) && rest {
                 return;
             }
             if conn.has_ended(END_RESET) {

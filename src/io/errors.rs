@@ -107,9 +107,11 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
     if conn.phase() == Phase::Managed && conn.peer_closed() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
     }
-    let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF) && !conn.has_ended(END_FAILED);
+    let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF);
     let asked = || behind_end(conn, sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0));
     let e = match conn.take_error() {
+        // What the kernel has to say of what was told already, maybe to another process, is no news.
+        0 if conn.has_ended(END_FAILED) => 0,
         0 if kernel => match asked() {
             0 => lost_error(conn).unwrap_or(0),
             e => e,
