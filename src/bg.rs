@@ -632,13 +632,14 @@ impl Bg {
         }
         {
             let mut b = conn.lock_both();
-            // Its socket may still be connected where the program was told that this is over.
-            let (rest, told) = (b.rx.ring().waiting() > 0, conn.has_ended(END_FAILED) && !conn.has_ended(END_RESET));
-            if (rest || told) && !remains::settle(&mut b, &mut self.rests) && rest {
+            // The kernel may have a connection still where the program has none, or knows nothing of its error.
+            let (rest, failed) = (b.rx.ring().waiting() > 0, conn.has_ended(END_FAILED | END_RESET));
+            let settled = (rest || failed) && remains::settle(&mut b, &mut self.rests);
+            if rest && !settled {
                 return;
             }
             if conn.has_ended(END_RESET) {
-                // The kernel tells no more than the end. How it failed whoever asks first is told here, which takes no ring.
+                // Whoever asks first how it failed is told here, which takes no ring.
                 return self.detach(&mut b, conn);
             }
             *b.sw() = crate::switch::Switch::new();

@@ -244,6 +244,20 @@ pub fn await_rest(c: &Conn, until: i64) {
     }
 }
 
+/// Of a connection that has ended the kernel has to know how: its owner tells it.
+fn await_end(c: &'static Conn, until: i64) {
+    while c.has_ended(END_EOF) && c.phase() == Phase::Away && !process::is_dead(c.owner_pid) && now_ns() < until {
+        let epoch = c.epoch.load(SeqCst);
+        call_owner(c);
+        if c.phase() == Phase::Away {
+            let _ = futex_wait(&c.epoch, epoch, SLICE_NS / 5);
+        }
+        if now_ns() >= until {
+            c.local().hasty.store(true, Relaxed);
+        }
+    }
+}
+
 /// Brings a connection that is away home, so that the kernel's calls do with it what the program means.
 /// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about.)
 pub fn settle(c: &'static Conn) -> bool {
@@ -253,6 +267,7 @@ pub fn settle(c: &'static Conn) -> bool {
     }
     let l = c.local();
     let until = now_ns() + if l.hasty.load(Relaxed) { SLICE_NS } else { SHORT_NS };
+    await_end(c, until);
     loop {
         if matches!(look(c), Look::Back | Look::Home) {
             await_rest(c, until);

@@ -190,13 +190,14 @@ impl Set {
         let mut item = inner.items.get_mut(&key);
         if let (libc::EPOLL_CTL_MOD, Some(i), false) = (op, &mut item, managed) {
             // What programs do most with connections that are the kernel's.
-            kernel_ctl(epfd, op, fd, &ev)?;
+            i.kernel_mod(epfd, fd, &ev)?;
             self.item_changed(i, &ev, false);
             return Ok(Change::Done);
         }
+        let is_absent = item.as_ref().is_some_and(|i| i.absent);
         let known = item.map(|i| (i.managed, i.events));
         match (op, known) {
-            (libc::EPOLL_CTL_ADD, Some(_)) if managed => {
+            (libc::EPOLL_CTL_ADD, Some(_)) if managed || is_absent => {
                 check_exclusive(ev.events)?;
                 return Err(libc::EEXIST);
             }
@@ -228,7 +229,10 @@ impl Set {
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => kernel_ctl(epfd, op, fd, &ev).map(|_| ())?,
             (libc::EPOLL_CTL_DEL, _) => {
                 if known.is_none_or(|(managed, _)| !managed) {
-                    kernel_ctl(epfd, op, fd, &ev)?;
+                    match kernel_ctl(epfd, op, fd, &ev) {
+                        Err(libc::ENOENT) if is_absent => {}
+                        r => drop(r?),
+                    }
                 }
                 if known.is_none() {
                     conn.item_met();
@@ -303,6 +307,7 @@ pub fn manage(b: &mut Both) -> bool {
                 told = Some(if told.is_none_or(|t| t == i.told) { i.told } else { Told::NOTHING });
             }
             i.managed = true;
+            i.absent = false;
             i.rearmed = false;
             i.since = s.rounds.load(Relaxed);
             // It may be listed since it was managed before.
@@ -413,7 +418,8 @@ pub fn unmanage(b: &mut Both) {
             // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
             i.since = s.rounds.fetch_add(1, SeqCst);
             s.returned.store(i.since, SeqCst);
-            i.aside = give_back(s.epfd.load(Relaxed), *fd, conn, &ev);
+            i.absent = i.spent;
+            i.aside = if i.spent { -1 } else { give_back(s.epfd.load(Relaxed), *fd, conn, &ev) };
             i.managed = false;
             s.managed.fetch_sub(1, SeqCst);
             s.moves.fetch_add(1, SeqCst);

@@ -45,18 +45,19 @@ impl Set {
                 continue;
             }
             visit::settle(conn);
-            // Its owner took it out of the kernel's set, and puts it back if it still lives.
-            let events = if item.spent { item.events & NOT_EVENTS } else { item.events };
-            let ev = epoll_event { events, u64: item.data };
-            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
-            let ev = epoll_event { events: item.events, u64: item.data };
+            let ev = item.for_kernel();
+            if !item.spent {
+                // Its owner took it out of the kernel's set, and puts it back if it still lives.
+                let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
+            }
             // What was told before the fork is no news for having been put back, nor what the kernel's set had told when the
             // connection was taken out of it after the fork.
             let known = item.managed || item.muted;
             let left = conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed);
             let muted = (known || left) && item.events & (ET | ONESHOT) == ET;
             let (spent, told) = (item.spent, if known { item.told } else { *conn.lock_rx().told() });
-            let item = Item { spent, told, muted, ..Item::new(conn, &ev, false) };
+            let absent = spent && (item.managed || item.absent);
+            let item = Item { spent, absent, told, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             let local = conn.local();
             let _lg = local.lock.lock();
@@ -100,8 +101,8 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
         let items = items.change(&c);
         if let Some(mut i) = items.remove(&Key::new(fd, old)) {
             s.unmute(&mut i);
-            let ev = epoll_event { events: i.events, u64: i.data };
-            items.insert(Key::new(fd, new), Item { spent: i.spent, ..Item::new(new, &ev, false) });
+            let ev = i.for_kernel();
+            items.insert(Key::new(fd, new), Item { spent: i.spent, absent: i.absent, ..Item::new(new, &ev, false) });
             ours.push((set, fd));
         }
     }

@@ -76,7 +76,7 @@ impl Set {
     /// again, in the middle of an upgrade; so may the bells of sets in it.
     fn has_event(&self, fd: c_int) -> bool {
         let has = self.has_event_within(fd, DEPTH);
-        if self.forked.load(Relaxed) {
+        if self.is_to_explain() {
             self.pace(!has && sys::poll_now(fd, libc::POLLIN) != 0);
         }
         has
@@ -102,10 +102,15 @@ impl Set {
             }
             // Something of the kernel's own, unless another thread has just cleared the bell that rang.
             if core::mem::replace(&mut unexplained, true) {
-                return !self.forked.load(Relaxed) || self.kernel_has_event(fd);
+                return !self.is_to_explain() || self.kernel_has_event(fd);
             }
         }
         true
+    }
+
+    /// Whether the kernel may call the set readable where it has no event for the program.
+    fn is_to_explain(&self) -> bool {
+        self.forked.load(Relaxed) || self.muted.load(Relaxed) > 0
     }
 
     /// Whether the set, which the kernel calls readable, is so for the program: not if only the bells of other processes that

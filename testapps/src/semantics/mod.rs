@@ -24,6 +24,7 @@ mod polling;
 mod pool;
 mod procs;
 mod returns;
+mod sets;
 mod signals;
 mod stdio;
 mod surface;
@@ -67,6 +68,7 @@ fn all() -> Vec<Check> {
         environs::CHECKS,
         unread::CHECKS,
         returns::CHECKS,
+        sets::CHECKS,
         stdio::CHECKS,
         told::CHECKS,
         badmem::CHECKS,

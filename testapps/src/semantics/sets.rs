@@ -1,0 +1,119 @@
+//! What a set says of itself and of its items when connections in it have gone back to the kernel, in the process that made
+//! it and in others.
+
+use super::cx::{Cx, Op, Res};
+use super::procs::{child, reap};
+use super::waiting::{events, set};
+use super::Check;
+use crate::{same, sys, util};
+use libc::{
+    ECONNRESET, EEXIST, ENOTCONN, EPIPE, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, SHUT_RDWR, SHUT_WR,
+};
+use std::os::fd::RawFd;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("set-with-a-one-shot-that-has-fired", fired),
+    ("set-with-an-edge-that-was-told", told),
+    ("set-of-a-child-and-a-reset", reset),
+    ("child-of-who-was-refused", refused),
+];
+
+/// Brings the connection back to TCP, where rings do not do it.
+fn bring_home(fd: RawFd) -> Res {
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
+    sys::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
+    sys::fcntl(fd, libc::F_SETFL, flags)?;
+    Ok(())
+}
+
+/// That it has ended makes neither it nor its set ready, before it is armed again.
+fn fired(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLOUT | EPOLLONESHOT)?;
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+    util::pause_ms(20);
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT | EPOLLHUP, "events");
+    bring_home(cx.fd)?;
+    for _ in 0..3 {
+        same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set");
+        same!(events(ep, 0)?, 0, "events once more");
+    }
+    let change = |op, events: i32| sys::epoll_ctl(ep, op, cx.fd, events as u32, 7);
+    same!(change(EPOLL_CTL_ADD, EPOLLIN), Err(EEXIST), "adding it again");
+    change(EPOLL_CTL_MOD, EPOLLIN | EPOLLONESHOT)?;
+    same!(sys::poll1(ep, POLLIN, 0)?, POLLIN, "poll of the set when it is armed");
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLHUP, "events when it is armed");
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set when it has fired again");
+    change(EPOLL_CTL_DEL, 0)?;
+    same!(change(EPOLL_CTL_MOD, EPOLLIN), Err(libc::ENOENT), "changing it when it is out");
+    sys::close(ep)?;
+    Ok(())
+}
+
+/// What an edge-triggered item has told is no news for the set that is polled, either.
+fn told(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set when it was told");
+    bring_home(cx.fd)?;
+    for _ in 0..3 {
+        same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set after the connection has moved");
+    }
+    cx.tell(Op::Send, 50, 0, 0)?;
+    cx.arrive(150)?;
+    same!(sys::poll1(ep, POLLIN, 1000)?, POLLIN, "poll of the set when more has come");
+    same!(events(ep, 1000)?, EPOLLIN, "events then");
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set in the end");
+    cx.recv(150)?;
+    sys::close(ep)?;
+    Ok(())
+}
+
+/// Both directions are shut here, and the peer sends: what a child is told of a connection of its parent's that this has reset.
+fn reset(cx: &mut Cx) -> Res {
+    for _ in 0..5 {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        let ep = set(cx, EPOLLIN | EPOLLET)?;
+        sys::shutdown(cx.fd, SHUT_RDWR)?;
+        util::pause_ms(5);
+        cx.tell(Op::Send, 1, 0, 0)?;
+        util::pause_ms(20);
+        let fd = cx.fd;
+        reap(child(move || {
+            same!(events(ep, 1000)?, EPOLLIN | EPOLLERR | EPOLLHUP, "the child's events");
+            same!(sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR)?, ECONNRESET, "SO_ERROR");
+            same!(sys::shutdown(fd, SHUT_WR), Err(ENOTCONN), "shutdown");
+            Ok(())
+        })?)?;
+        sys::close(ep)?;
+    }
+    cx.renew()
+}
+
+/// The peer has shut both directions, and a send was told so: what a child is told then.
+fn refused(cx: &mut Cx) -> Res {
+    for i in 0..6 {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+        same!(sys::wait1(cx.fd, POLLIN, 2000)?, POLLIN, "poll at the end");
+        cx.send(100)?;
+        util::pause_ms(20);
+        same!(sys::send(cx.fd, b"x", MSG_NOSIGNAL), Err(EPIPE), "a send");
+        let fd = cx.fd;
+        reap(child(move || {
+            if i % 2 == 0 {
+                same!(sys::shutdown(fd, SHUT_WR), Err(ENOTCONN), "shutdown in the child");
+            }
+            same!(sys::recvmmsg(fd, &mut [0; 8], 2, MSG_DONTWAIT), Ok(vec![0, 0]), "recvmmsg in the child");
+            same!(sys::send(fd, b"x", MSG_NOSIGNAL), Err(EPIPE), "a send in the child");
+            Ok(())
+        })?)?;
+    }
+    cx.renew()
+}
