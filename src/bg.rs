@@ -642,6 +642,15 @@ impl Bg {
                 // Whoever asks first how it failed is told here, which takes no ring.
                 return self.detach(&mut b, conn);
             }
+            if !settled {
+                // What the program has shut the kernel has not: it was the ring's.
+                for (end, how) in [(END_RDSHUT, libc::SHUT_RD), (END_WRSHUT, libc::SHUT_WR)] {
+                    if conn.has_ended(end) {
+                        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                        let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
+                    }
+                }
+            }
             *b.sw() = crate::switch::Switch::new();
         }
         conn.next_try.store(u32::MAX, Relaxed);
@@ -651,6 +660,10 @@ impl Bg {
     /// A connection that the program has closed while a return was under way: closes it when that is done.
     fn linger(&mut self, conn: &'static Conn) {
         let me = crate::process::holder_id();
+        if !conn.holders.is_only(me) {
+            // While there is an fd by which the kernel can be told.
+            self.leave_ended(conn);
+        }
         let shared = {
             let mut b = conn.lock_both();
             let shared = !conn.holders.is_only(me);

@@ -1,5 +1,5 @@
-//! What a set says of itself and of its items when connections in it have gone back to the kernel, in the process that made
-//! it and in others.
+//! What sets say of themselves and of their items when connections have gone back to the kernel, and what children are told of
+//! those that had ended.
 
 use super::cx::{Cx, Op, Res};
 use super::procs::{child, reap};
@@ -8,7 +8,7 @@ use super::Check;
 use crate::{same, sys, util};
 use libc::{
     ECONNRESET, EEXIST, ENOTCONN, EPIPE, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD,
-    EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, SHUT_RDWR, SHUT_WR,
+    EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLRDHUP, SHUT_RDWR, SHUT_WR,
 };
 use std::os::fd::RawFd;
 
@@ -18,6 +18,8 @@ pub const CHECKS: &[Check] = &[
     ("set-with-an-edge-that-was-told", told),
     ("set-of-a-child-and-a-reset", reset),
     ("child-of-who-was-refused", refused),
+    ("child-of-who-has-shut", |cx| has_shut(cx, false)),
+    ("child-of-who-has-shut-and-closed", |cx| has_shut(cx, true)),
 ];
 
 /// Brings the connection back to TCP, where rings do not do it.
@@ -116,4 +118,26 @@ fn refused(cx: &mut Cx) -> Res {
         })?)?;
     }
     cx.renew()
+}
+
+/// The peer has closed, and the parent shut both directions: that is a hang-up for a child.
+fn has_shut(cx: &mut Cx, closes: bool) -> Res {
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::wait1(cx.fd, POLLIN, 2000)?, POLLIN, "poll at the end");
+    util::pause_ms(20);
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    let (hear, tell) = sys::pipe()?;
+    let fd = cx.fd;
+    let pid = child(move || {
+        sys::read_exact(hear, &mut [0])?;
+        same!(sys::poll1(fd, POLLIN | POLLRDHUP, 2000)?, POLLIN | POLLRDHUP | POLLHUP, "what the child polls");
+        same!(sys::recv(fd, &mut [0], MSG_DONTWAIT), Ok(0), "what the child receives");
+        Ok(())
+    })?;
+    if closes {
+        sys::close(fd)?;
+        util::pause_ms(20);
+    }
+    sys::write_all_fd(tell, &[1])?;
+    reap(pid)
 }
