@@ -83,7 +83,8 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     }
     // SAFETY: the caller's promise, or it was just looked for.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
-    let mut ours = false;
+    let begun = Since::now();
+    let (mut ours, mut spent) = (false, 0);
     for p in fds.iter() {
         if early::used(p.fd) && table::is_tcp(p.fd) {
             continue;
@@ -91,7 +92,9 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         match table::get(p.fd) {
             Entry::Conn(c) => {
                 if c.is_inherited() {
+                    let began = now_ns();
                     crate::visit::settle(c);
+                    spent += now_ns() - began;
                 }
                 if matches!(c.phase(), Phase::Raw | Phase::Managed) {
                     c.evidence.store(true, Relaxed);
@@ -106,14 +109,23 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
             Entry::None => {}
         }
     }
-    if !ours {
+    let since = signals::since(begun, mask);
+    let timeout_ns = if timeout_ns > 0 { (timeout_ns - spent).max(0) } else { timeout_ns };
+    if !ours && spent == 0 {
         return Outcome::Bypass;
     }
     if !copy::is_writable(fds.as_mut_ptr(), n) {
         // The kernel waits first.
         return Outcome::Fail(libc::EFAULT);
     }
-    let since = Since::now();
+    if !ours {
+        let mut nothing = || ();
+        let how = (timeout_ns != 0).then_some(Sleep { since, any: true, if_left: &mut nothing });
+        return match kernel(fds, timeout_ns, mask, how) {
+            Ok(n) => Outcome::Done(n as isize),
+            Err(e) => Outcome::Fail(e),
+        };
+    }
     let _held = pins::Holding::begin();
     if n <= FEW {
         // SAFETY: the caller's promise.

@@ -24,7 +24,7 @@ use core::arch::global_asm;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
-use libc::{c_int, c_long, siginfo_t};
+use libc::{c_int, c_long, siginfo_t, sigset_t};
 
 /// One more than the highest signal.
 const SIGNALS: usize = 65;
@@ -305,6 +305,17 @@ impl Since {
     pub fn is_over(&self, any: bool) -> bool {
         let now = Since::now();
         now.hard != self.hard || any && now.handled != self.handled
+    }
+}
+
+/// From where on handlers end a call that began at `begun`, and has brought connections home until now. What only `mask` lets
+/// in has not come yet; what it keeps out came before the call.
+#[inline]
+pub fn since(begun: Since, mask: *const sigset_t) -> Since {
+    if mask.is_null() {
+        begun
+    } else {
+        Since::now()
     }
 }
 

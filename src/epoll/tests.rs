@@ -120,7 +120,7 @@ fn who_only_looks_sees_more_behind_an_edge() {
     s.push_ready(fd, conn);
     let look = || {
         let mut evs = [event(0); 4];
-        s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null())
+        s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null(), Since::now())
     };
     assert_eq!(look(), Ok(0));
     for bytes in [b"abc", b"def", b"ghi"] {

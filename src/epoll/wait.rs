@@ -553,9 +553,10 @@ impl Set {
         max: c_int,
         timeout_ns: i64,
         mask: *const sigset_t,
+        since: Since,
     ) -> Result<isize, Errno> {
         let moves = self.moves.load(SeqCst);
-        match self.wait_once(evs, max, timeout_ns, mask) {
+        match self.wait_once(evs, max, timeout_ns, mask, since) {
             Err(libc::EINTR) => self.interrupted(evs, max as usize, moves),
             r => r,
         }
@@ -568,8 +569,8 @@ impl Set {
         max: c_int,
         timeout_ns: i64,
         mask: *const sigset_t,
+        since: Since,
     ) -> Result<isize, Errno> {
-        let since = Since::now();
         let mut limit = timeout_ns;
         if timeout_ns != 0 && self.is_the_kernels() {
             let moves = self.moves.load(SeqCst);
@@ -770,9 +771,19 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
     if max <= 0 || evs.is_null() || !crate::process::is_active() {
         return Outcome::Bypass;
     }
-    let s = match set_of(epfd) {
-        Some(s) => s,
-        None => {
+    let begun = Since::now();
+    let mut limit = timeout_ns;
+    let s = match table::get(epfd) {
+        Entry::Set(s) if !s.is_inherited() => s,
+        Entry::Set(s) => {
+            let began = now_ns();
+            s.adopt();
+            if limit > 0 {
+                limit = (limit - (now_ns() - began)).max(0);
+            }
+            s
+        }
+        _ => {
             // A connection may be added while we sleep, so we must not sleep where we cannot filter. The
             // first call tells whether it is an epoll set at all.
             // SAFETY: the program's array.
@@ -787,7 +798,7 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             }
         }
     };
-    match s.wait(evs, max, timeout_ns, mask) {
+    match s.wait(evs, max, limit, mask, signals::since(begun, mask)) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
     }

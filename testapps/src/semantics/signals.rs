@@ -3,6 +3,7 @@
 use super::basic::ms;
 use super::cx::{Cx, Op, Res, Why};
 use super::jumps::alarm_in;
+use super::procs::{child, reap};
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
@@ -20,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("eintr-send-partial", eintr_send_partial),
     ("eintr-poll", |cx| eintr_waits(cx, 0)),
     ("eintr-poll-restart", |cx| eintr_waits(cx, SA_RESTART)),
+    ("eintr-waits-of-a-child", eintr_in_child),
     ("restart-recv", restart_recv),
     ("restart-send", restart_send),
     ("signal-masks", masks),
@@ -44,6 +46,42 @@ fn hit<T: std::fmt::Debug + PartialEq>(what: &str, want: T, f: impl FnOnce() -> 
     same!(more::signals(), before + 1, "signals in {what}");
     ensure!((30..1000).contains(&took), "{what} took {took} ms");
     Ok(())
+}
+
+/// A child's waits for a connection of its parent's, which is stopped, so that it cannot bring that home.
+fn eintr_in_child(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, 0)?;
+    for way in 0..4 {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        let (fd, ep) = (cx.fd, set(cx, EPOLLIN)?);
+        let parent = std::process::id() as i32;
+        reap(child(move || {
+            sys::kill(parent, libc::SIGSTOP)?;
+            let begin = || (Instant::now(), more::signal_after(300, SIGUSR1));
+            let wait = || match way {
+                0 => sys::poll1(fd, POLLIN, 3000).map(|_| ()),
+                1 => sys::epoll_wait(ep, 1, 3000).map(|_| ()),
+                2 => sys::poll1(fd, POLLIN, 1500).map(|_| ()),
+                _ => sys::epoll_wait(ep, 1, 1500).map(|_| ()),
+            };
+            let (began, hit) = if way < 2 { begin() } else { (Instant::now(), std::thread::spawn(|| ())) };
+            let got = wait();
+            let took = ms(began);
+            sys::kill(parent, libc::SIGCONT)?;
+            join(hit)?;
+            if way < 2 {
+                same!(got, Err(EINTR), "wait {way} after {took} ms");
+                ensure!((250..2500).contains(&took), "wait {way} took {took} ms");
+            } else {
+                same!(got, Ok(()), "wait {way} after {took} ms");
+                ensure!((1490..2200).contains(&took), "wait {way} took {took} ms");
+            }
+            Ok(())
+        })?)?;
+        sys::close(ep)?;
+    }
+    cx.warm(10, 0)
 }
 
 fn eintr_recv(cx: &mut Cx) -> Res {
