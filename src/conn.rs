@@ -607,6 +607,14 @@ impl Conn {
         }
     }
 
+    /// The connection has failed in a way that the program was told of.
+    pub fn fail_as_told(&self) {
+        if !self.has_ended(END_EOF) {
+            self.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD | END_FAILED, AcqRel);
+            self.notify();
+        }
+    }
+
     /// The kernel has told the library an error.
     pub fn note_lost(&self, errno: i32) {
         if is_told_once(errno) {

@@ -657,10 +657,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     };
     match error {
         0 => {}
-        _ if conn.has_ended(END_TOLD) => {
-            conn.fail(error);
-            conn.take_error();
-        }
+        _ if conn.has_ended(END_TOLD) => conn.fail_as_told(),
         // After the end of the peer's stream a reset means that it takes nothing more, and to an end that has
         // ended too it means nothing.
         libc::ECONNRESET if after_fin && conn.has_ended(END_WRSHUT) => {}

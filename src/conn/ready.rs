@@ -283,7 +283,7 @@ impl Conn {
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-        } else if end & END_FAILED != 0 {
+        } else if end & END_FAILED != 0 || end & (END_EOF | END_TOLD) == END_EOF | END_TOLD {
             // How the kernel's socket fared after that is no news.
             r |= libc::EPOLLHUP as u32;
         } else if end & END_EOF != 0 {
@@ -291,8 +291,12 @@ impl Conn {
         } else if self.peer_closed() {
             // Whoever is just fetching the kernel's error keeps it for us.
             let _rx = self.lock_rx();
-            let reset = self.has_ended(END_RESET) || self.is_reset_ahead();
-            let hung = if reset { (libc::EPOLLERR | libc::EPOLLHUP) as u32 } else { self.kernel_hangup() };
+            let hung = match self.has_ended(END_RESET) || self.is_reset_ahead() {
+                true => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
+                // The kernel may be about to hear of what the program was told.
+                false if self.has_ended(END_TOLD) => libc::EPOLLHUP as u32,
+                false => self.kernel_hangup(),
+            };
             if hung != 0 {
                 // It came after the first looks above.
                 r |= hung | HANGUPS | mask & (IN | OUT);

@@ -131,6 +131,26 @@ fn a_reset_within_a_return_is_told() {
     assert_eq!(r.conn.take_error(), libc::ECONNRESET);
 }
 
+/// The kernel hears later of a reset that the peer has told of, and the program was told.
+#[test]
+fn a_reset_that_was_told_is_no_error_any_more() {
+    const ENDS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+    let r = OnRing::new();
+    r.slot.flags.fetch_or(ABORT | CLOSED, SeqCst);
+    assert_eq!(r.conn.readiness(0), ENDS);
+    assert!(errors::reset_ahead(r.conn).is_some());
+    assert_eq!(r.conn.readiness(0), libc::EPOLLHUP as u32);
+    crate::fds::reset_at_close(r.theirs.as_raw_fd());
+    let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: the peer's socket; the address is readable for its length.
+    let _ = unsafe { sys!(libc::SYS_connect, r.theirs.as_raw_fd(), &unspec, size_of_val(&unspec)) };
+    settle(r.conn, libc::POLLERR);
+    assert_eq!(r.conn.readiness(0), libc::EPOLLHUP as u32);
+    pump::run(&mut r.conn.lock_both());
+    assert!(r.conn.has_ended(END_EOF));
+    assert_eq!((r.conn.readiness(0), r.conn.take_error()), (libc::EPOLLHUP as u32, 0));
+}
+
 /// The peer has shut both directions, and is still to come back: its kernel refuses what is sent, and not before.
 #[test]
 fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
