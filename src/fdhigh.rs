@@ -14,10 +14,14 @@ static SINGLE: [AtomicU64; BITS / 64] = [const { AtomicU64::new(0) }; BITS / 64]
 static LOWEST: AtomicI32 = AtomicI32::new(0);
 
 fn lowest() -> c_int {
-    let l = LOWEST.load(Relaxed);
-    if l != 0 {
-        return l;
+    match LOWEST.load(Relaxed) {
+        0 => lowest_now(),
+        l => l,
     }
+}
+
+/// As the limit is now: programs lower it.
+fn lowest_now() -> c_int {
     let mut r = rlimit { rlim_cur: 1024, rlim_max: 1024 };
     // SAFETY: `r` is writable.
     let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &mut r) };
@@ -33,26 +37,30 @@ pub fn move_high(fd: c_int) -> c_int {
         // No number of the program's.
         return fd;
     }
-    // SAFETY: `fd` is the library's own.
-    let new = match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, lowest()) } {
-        Ok(n) => {
+    match dup_out_of_the_way(fd) {
+        Ok(new) => {
             sys::close_raw(fd);
-            n as c_int
+            new
         }
-        Err(_) => fd,
-    };
-    note(new);
-    new
+        Err(_) => {
+            note(fd);
+            fd
+        }
+    }
 }
 
 /// Another fd for what `fd` is: with a high number, or with any, and close-on-exec.
 pub fn dup_high(fd: c_int) -> SysResult<c_int> {
-    dup_from(fd, lowest()).or_else(|_| dup_from(fd, 3))
+    dup_out_of_the_way(fd).or_else(|_| dup_from(fd, 3))
 }
 
 /// As [`dup_high`], but only with a high number.
 pub fn dup_out_of_the_way(fd: c_int) -> SysResult<c_int> {
-    dup_from(fd, lowest())
+    match dup_from(fd, lowest()) {
+        // No number is that high any more.
+        Err(libc::EINVAL) => dup_from(fd, lowest_now()),
+        r => r,
+    }
 }
 
 fn dup_from(fd: c_int, from: c_int) -> SysResult<c_int> {
@@ -167,4 +175,33 @@ fn limit(to: Option<&rlimit>) -> rlimit {
     // SAFETY: `to` is readable or null, `now` is writable.
     let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, to, &mut now) };
     now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_high_below_a_limit_that_was_lowered_too() {
+        lowest();
+        // The limit is the whole process's: a child's.
+        // SAFETY: the child makes system calls only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let few = rlimit { rlim_cur: 200, ..limit(None) };
+            limit(Some(&few));
+            let is_high = |fd: SysResult<c_int>| fd.is_ok_and(|fd| (150..200).contains(&fd));
+            // SAFETY: no preconditions.
+            let well = unsafe { sys!(libc::SYS_eventfd2, 0, 0) }.is_ok_and(|fd| {
+                let fd = fd as c_int;
+                is_high(dup_out_of_the_way(fd)) && is_high(dup_high(fd)) && is_high(dup_out_of_the_way(fd))
+            });
+            // SAFETY: no preconditions.
+            unsafe { libc::_exit(i32::from(!well)) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0);
+    }
 }
