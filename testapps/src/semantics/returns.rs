@@ -442,7 +442,10 @@ fn splice_the_rest_in_a_child(cx: &mut Cx) -> Res {
         let reset = i % 2 > 0;
         if reset {
             cx.send(50)?;
-            util::pause_ms(3);
+            let began = Instant::now();
+            while cx.tell(Op::Fionread, 0, 0, 0)? < 50 && began.elapsed().as_secs() < 2 {
+                util::pause_ms(1);
+            }
         }
         cx.tell(Op::Close, 0, 0, 0)?;
         cx.arrive(n)?;
