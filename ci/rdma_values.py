@@ -1,30 +1,62 @@
 #!/usr/bin/env python3
-"""rdma_values.py HOST PORT COUNT: writes random values to a Redis, reads them back and compares, over plain sockets."""
+"""Writes random values to a Redis over plain sockets, reads them back and compares.
 
+  rdma_values.py HOST PORT COUNT         by one connection
+  rdma_values.py HOST PORT COUNT FILE    by four, again and again until there is FILE, but no longer than 20 minutes"""
+
+import os
 import random
 import socket
 import sys
+import time
+
+LONGEST_S = 1200
+PAUSE_S = 0.01
 
 
 def command(*words):
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
 
 
+class Client:
+    """One connection, which writes keys of its own."""
+
+    def __init__(self, name, address):
+        self.name = name
+        self.done = 0
+        self.rng = random.Random(name)
+        self.socket = socket.create_connection(address, 30)
+        # Longer than any link is looked for in vain, and not for ever.
+        self.socket.settimeout(60)
+        self.file = self.socket.makefile("rb")
+
+    def step(self):
+        """One value there and back."""
+        # The first ones are small: the connection is on TCP yet.
+        value = self.rng.randbytes(8 if self.done < 600 else self.rng.randrange(1, 20000))
+        key = b"value:%d:%d" % (self.name, self.done % 1000)
+        self.socket.sendall(command(b"SET", key, value) + command(b"GET", key))
+        f = self.file
+        if f.readline() != b"+OK\r\n" or f.readline() != b"$%d\r\n" % len(value):
+            sys.exit(f"value {self.done} of connection {self.name}: another answer")
+        if f.read(len(value) + 2) != value + b"\r\n":
+            sys.exit(f"value {self.done} of connection {self.name} differs")
+        self.done += 1
+
+
 def main():
-    host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    rng = random.Random(count)
-    with socket.create_connection((host, port), 30) as s:
-        f = s.makefile("rb")
-        for i in range(count):
-            # The first ones are small: the connection is on TCP yet.
-            value = rng.randbytes(8 if i < 600 else rng.randrange(1, 20000))
-            key = b"value:%d" % i
-            s.sendall(command(b"SET", key, value) + command(b"GET", key))
-            if f.readline() != b"+OK\r\n" or f.readline() != b"$%d\r\n" % len(value):
-                sys.exit(f"value {i}: another answer")
-            if f.read(len(value) + 2) != value + b"\r\n":
-                sys.exit(f"value {i} differs")
-    print("OK", count)
+    address, count = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3])
+    until = sys.argv[4] if len(sys.argv) > 4 else None
+    clients = [Client(i, address) for i in range(4 if until else 1)]
+    end = time.monotonic() + LONGEST_S
+    while clients[0].done < count or until and not os.path.exists(until):
+        if time.monotonic() > end:
+            sys.exit(f"no {until} within {LONGEST_S} s")
+        for c in clients:
+            c.step()
+        if until:
+            time.sleep(PAUSE_S)
+    print("OK", sum(c.done for c in clients))
 
 
 if __name__ == "__main__":
