@@ -295,23 +295,31 @@ fn completions(cx: &mut Cx) -> Res {
         let a = sys::connect_as(port, on)?;
         let b = sys::accept(l, 0)?;
         sys::close(l)?;
+        // The kernel may come to the bytes long after the call.
+        let (bytes, long): (&[[u8; 16]; 12], Vec<u8>) = (&std::array::from_fn(|i| [i as u8; 16]), vec![9; LONG]);
+        let answers = *bytes;
         let peer = std::thread::spawn(move || -> sys::R<()> {
             let mut buf = vec![0; LONG];
             for i in 0..12 {
                 sys::read_exact(a, &mut buf[..16])?;
                 util::pause_ms(1);
                 for half in [8, 8] {
-                    sys::send(a, &vec![i as u8; half], MSG_ZEROCOPY)?;
+                    sys::send(a, &answers[i][..half], MSG_ZEROCOPY)?;
                     util::pause_ms(u64::from(i == 6));
                 }
                 if i % 4 == 3 {
                     sys::read_exact(a, &mut buf)?;
                 }
             }
-            Ok(())
+            // All of it has come with the end.
+            sys::shutdown(a, libc::SHUT_WR)?;
+            match sys::read(a, &mut buf[..1])? {
+                0 => Ok(()),
+                _ => Err(libc::EPROTO),
+            }
         });
         for i in 0..12 {
-            same!(sys::send(b, &[i as u8; 16], MSG_ZEROCOPY), Ok(16), "send {i} of round {round}");
+            same!(sys::send(b, &bytes[i], MSG_ZEROCOPY), Ok(16), "send {i} of round {round}");
             let mut buf = [0; 16];
             // Until there is something the completions alone are told.
             loop {
@@ -329,9 +337,10 @@ fn completions(cx: &mut Cx) -> Res {
             }
             same!(buf, [i as u8; 16], "bytes of answer {i} of round {round}");
             if i % 4 == 3 {
-                same!(sys::send(b, &vec![9; LONG], MSG_ZEROCOPY), Ok(LONG), "a long send, {i} of round {round}");
+                same!(sys::send(b, &long, MSG_ZEROCOPY), Ok(LONG), "a long send, {i} of round {round}");
             }
         }
+        sys::shutdown(b, libc::SHUT_WR)?;
         ensure!(matches!(peer.join(), Ok(Ok(()))), "the peer's thread, round {round}");
         sys::close(a)?;
         sys::close(b)?;
