@@ -300,11 +300,11 @@ fn completions(cx: &mut Cx) -> Res {
         let answers = *bytes;
         let peer = std::thread::spawn(move || -> sys::R<()> {
             let mut buf = vec![0; LONG];
-            for i in 0..12 {
+            for (i, answer) in answers.iter().enumerate() {
                 sys::read_exact(a, &mut buf[..16])?;
                 util::pause_ms(1);
                 for half in [8, 8] {
-                    sys::send(a, &answers[i][..half], MSG_ZEROCOPY)?;
+                    sys::send(a, &answer[..half], MSG_ZEROCOPY)?;
                     util::pause_ms(u64::from(i == 6));
                 }
                 if i % 4 == 3 {
@@ -318,8 +318,8 @@ fn completions(cx: &mut Cx) -> Res {
                 _ => Err(libc::EPROTO),
             }
         });
-        for i in 0..12 {
-            same!(sys::send(b, &bytes[i], MSG_ZEROCOPY), Ok(16), "send {i} of round {round}");
+        for (i, sent) in bytes.iter().enumerate() {
+            same!(sys::send(b, sent, MSG_ZEROCOPY), Ok(16), "send {i} of round {round}");
             let mut buf = [0; 16];
             // Until there is something the completions alone are told.
             loop {
