@@ -633,7 +633,9 @@ impl Bg {
         {
             let mut b = conn.lock_both();
             // The kernel may have a connection still where the program has none, or knows nothing of its error.
-            let (rest, failed) = (b.rx.ring().waiting() > 0, conn.has_ended(END_FAILED | END_RESET));
+            // (Not where the stream is TCP's already: it knows of that.)
+            let by_tcp = matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay);
+            let (rest, failed) = (b.rx.ring().waiting() > 0, !by_tcp && conn.has_ended(END_FAILED | END_RESET));
             let settled = (rest || failed) && remains::settle(&mut b, &mut self.rests);
             if rest && !settled {
                 return;
@@ -646,7 +648,7 @@ impl Bg {
                 // What the program has shut the kernel has not: it was the ring's.
                 for (end, how) in [(END_RDSHUT, libc::SHUT_RD), (END_WRSHUT, libc::SHUT_WR)] {
                     if conn.has_ended(end) {
-                        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
+                        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks, or none.
                         let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
                     }
                 }

@@ -74,11 +74,9 @@ struct Item {
     data: u64,
     managed: bool,
     listed: bool,
-    /// A one-shot that has fired.
+    /// A one-shot that has fired. If it has gone back to the kernel's since, the set there does not have it until it is armed:
+    /// errors and ends would make it ready once more, and with it the set.
     spent: bool,
-    /// It has, and is the kernel's to tell of, whose set does not have it until it is armed again: there errors and ends would
-    /// make it ready once more, and with it the set.
-    absent: bool,
     /// Is in [`Inner::moving`].
     moving: bool,
     /// The call that reported it last, see [`Set::rounds`].
@@ -103,7 +101,7 @@ impl Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
-        let (listed, spent, absent, moving, muted, rearmed) = (false, false, false, false, false, managed);
+        let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
         Item {
             conn,
             gen,
@@ -112,7 +110,6 @@ impl Item {
             managed,
             listed,
             spent,
-            absent,
             moving,
             round: 0,
             since: 0,
@@ -129,23 +126,12 @@ impl Item {
         epoll_event { events: self.events, u64: self.data }
     }
 
-    /// Changes it in the kernel's set, where it may be absent.
-    fn kernel_mod(&mut self, epfd: c_int, fd: c_int, ev: &epoll_event) -> Result<(), Errno> {
-        if self.absent {
-            if ev.events & EXCLUSIVE != 0 {
-                return Err(libc::EINVAL);
-            }
-            match kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev) {
-                // Another process that uses the set has armed it.
-                Err(libc::EEXIST) => {}
-                r => {
-                    self.absent = r.is_err();
-                    return r.map(|_| ());
-                }
-            }
-            self.absent = false;
+    /// Changes it in the kernel's set, which may lack it.
+    fn kernel_mod(&self, epfd: c_int, fd: c_int, ev: &epoll_event) -> SysResult {
+        match kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ev) {
+            Err(libc::ENOENT) if self.spent => kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev),
+            r => r,
         }
-        kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ev).map(|_| ())
     }
 }
 

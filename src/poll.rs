@@ -110,7 +110,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         }
     }
     let since = signals::since(begun, mask);
-    let timeout_ns = if timeout_ns > 0 { (timeout_ns - spent).max(0) } else { timeout_ns };
+    let timeout_ns = since.left(timeout_ns, spent);
     if !ours && spent == 0 {
         return Outcome::Bypass;
     }

@@ -306,6 +306,16 @@ impl Since {
         let now = Since::now();
         now.hard != self.hard || any && now.handled != self.handled
     }
+
+    /// What a wait has left of its time (not positive: it looks, or waits for ever) when so much was spent on what had to come
+    /// first. If any handler has run meanwhile that ends the wait, not the time.
+    pub fn left(&self, timeout_ns: i64, spent: i64) -> i64 {
+        if timeout_ns > 0 && !self.is_over(true) {
+            (timeout_ns - spent).max(0)
+        } else {
+            timeout_ns
+        }
+    }
 }
 
 /// From where on handlers end a call that began at `begun`, and has brought connections home until now. What only `mask` lets

@@ -194,10 +194,10 @@ impl Set {
             self.item_changed(i, &ev, false);
             return Ok(Change::Done);
         }
-        let is_absent = item.as_ref().is_some_and(|i| i.absent);
+        let spent = item.as_ref().is_some_and(|i| i.spent);
         let known = item.map(|i| (i.managed, i.events));
         match (op, known) {
-            (libc::EPOLL_CTL_ADD, Some(_)) if managed || is_absent => {
+            (libc::EPOLL_CTL_ADD, Some(_)) if managed || spent => {
                 check_exclusive(ev.events)?;
                 return Err(libc::EEXIST);
             }
@@ -230,7 +230,7 @@ impl Set {
             (libc::EPOLL_CTL_DEL, _) => {
                 if known.is_none_or(|(managed, _)| !managed) {
                     match kernel_ctl(epfd, op, fd, &ev) {
-                        Err(libc::ENOENT) if is_absent => {}
+                        Err(libc::ENOENT) if spent => {}
                         r => drop(r?),
                     }
                 }
@@ -307,7 +307,6 @@ pub fn manage(b: &mut Both) -> bool {
                 told = Some(if told.is_none_or(|t| t == i.told) { i.told } else { Told::NOTHING });
             }
             i.managed = true;
-            i.absent = false;
             i.rearmed = false;
             i.since = s.rounds.load(Relaxed);
             // It may be listed since it was managed before.
@@ -418,7 +417,6 @@ pub fn unmanage(b: &mut Both) {
             // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
             i.since = s.rounds.fetch_add(1, SeqCst);
             s.returned.store(i.since, SeqCst);
-            i.absent = i.spent;
             i.aside = if i.spent { -1 } else { give_back(s.epfd.load(Relaxed), *fd, conn, &ev) };
             i.managed = false;
             s.managed.fetch_sub(1, SeqCst);

@@ -56,8 +56,7 @@ impl Set {
             let left = conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed);
             let muted = (known || left) && item.events & (ET | ONESHOT) == ET;
             let (spent, told) = (item.spent, if known { item.told } else { *conn.lock_rx().told() });
-            let absent = spent && (item.managed || item.absent);
-            let item = Item { spent, absent, told, muted, ..Item::new(conn, &ev, false) };
+            let item = Item { spent, told, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             let local = conn.local();
             let _lg = local.lock.lock();
@@ -102,7 +101,7 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
         if let Some(mut i) = items.remove(&Key::new(fd, old)) {
             s.unmute(&mut i);
             let ev = i.for_kernel();
-            items.insert(Key::new(fd, new), Item { spent: i.spent, absent: i.absent, ..Item::new(new, &ev, false) });
+            items.insert(Key::new(fd, new), Item { spent: i.spent, ..Item::new(new, &ev, false) });
             ours.push((set, fd));
         }
     }

@@ -772,15 +772,13 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
         return Outcome::Bypass;
     }
     let begun = Since::now();
-    let mut limit = timeout_ns;
+    let mut spent = 0;
     let s = match table::get(epfd) {
         Entry::Set(s) if !s.is_inherited() => s,
         Entry::Set(s) => {
             let began = now_ns();
             s.adopt();
-            if limit > 0 {
-                limit = (limit - (now_ns() - began)).max(0);
-            }
+            spent = now_ns() - began;
             s
         }
         _ => {
@@ -798,7 +796,8 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             }
         }
     };
-    match s.wait(evs, max, limit, mask, signals::since(begun, mask)) {
+    let since = signals::since(begun, mask);
+    match s.wait(evs, max, since.left(timeout_ns, spent), mask, since) {
         Ok(n) => Outcome::Done(n),
         Err(e) => Outcome::Fail(e),
     }
