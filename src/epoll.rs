@@ -77,6 +77,8 @@ struct Item {
     /// A one-shot that has fired. If it has gone back to the kernel's since, the set there does not have it until it is armed:
     /// errors and ends would make it ready once more, and with it the set.
     spent: bool,
+    /// Inherited, and its connection has not come home yet: the kernel's set does not have it until then.
+    away: bool,
     /// Is in [`Inner::moving`].
     moving: bool,
     /// The call that reported it last, see [`Set::rounds`].
@@ -101,7 +103,7 @@ impl Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
-        let (listed, spent, moving, muted, rearmed) = (false, false, false, false, managed);
+        let (listed, spent, away, moving, muted, rearmed) = (false, false, false, false, false, managed);
         Item {
             conn,
             gen,
@@ -110,6 +112,7 @@ impl Item {
             managed,
             listed,
             spent,
+            away,
             moving,
             round: 0,
             since: 0,
@@ -129,7 +132,7 @@ impl Item {
     /// Changes it in the kernel's set, which may lack it.
     fn kernel_mod(&self, epfd: c_int, fd: c_int, ev: &epoll_event) -> SysResult {
         match kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ev) {
-            Err(libc::ENOENT) if self.spent => kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev),
+            Err(libc::ENOENT) if self.spent || self.away => kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev),
             r => r,
         }
     }
@@ -208,6 +211,8 @@ pub struct Set {
     oneshots: AtomicU32,
     /// How many items are muted.
     muted: AtomicU32,
+    /// How many items are away.
+    away: AtomicU32,
     /// The last call during which a connection ceased to be managed.
     returned: AtomicU64,
     /// How often one became managed, or ceased to be.
@@ -285,6 +290,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             next_free: AtomicPtr::new(core::ptr::null_mut()),
             oneshots: AtomicU32::new(0),
             muted: AtomicU32::new(0),
+            away: AtomicU32::new(0),
             returned: AtomicU64::new(0),
             moves: AtomicU32::new(0),
             kernel_first: AtomicBool::new(false),
@@ -381,6 +387,7 @@ fn closed(s: &'static Set) {
     s.moving.store(0, Relaxed);
     s.managed.store(0, Relaxed);
     s.muted.store(0, Relaxed);
+    s.away.store(0, Relaxed);
     let exposed = s.exposed.swap(false, Relaxed);
     s.nests.store(false, Relaxed);
     s.unexposed.store(false, Relaxed);

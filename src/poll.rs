@@ -20,6 +20,7 @@ use crate::sync::{now_ns, timespec_of};
 use crate::sys::SysResult;
 use crate::table::{self, Entry};
 use crate::thread::Critical;
+use crate::visit;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use libc::{c_int, pollfd, sigset_t};
 
@@ -84,7 +85,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
     // SAFETY: the caller's promise, or it was just looked for.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     let begun = Since::now();
-    let (mut ours, mut spent) = (false, 0);
+    let (mut ours, mut spent, mut away) = (false, 0, false);
     for p in fds.iter() {
         if early::used(p.fd) && table::is_tcp(p.fd) {
             continue;
@@ -93,7 +94,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
             Entry::Conn(c) => {
                 if c.is_inherited() {
                     let began = now_ns();
-                    crate::visit::settle(c);
+                    away |= !visit::settle(c);
                     spent += now_ns() - began;
                 }
                 if matches!(c.phase(), Phase::Raw | Phase::Managed) {
@@ -118,7 +119,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         // The kernel waits first.
         return Outcome::Fail(libc::EFAULT);
     }
-    if !ours {
+    if !ours && !away {
         let mut nothing = || ();
         let how = (timeout_ns != 0).then_some(Sleep { since, any: true, if_left: &mut nothing });
         return match kernel(fds, timeout_ns, mask, how) {
@@ -139,7 +140,8 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         let mut copy = vec![pollfd { fd: -1, events: 0, revents: 0 }; n + 1 + remote::GUARDED];
         let mut conns = vec![None; n];
         drop(critical);
-        let o = Call { fds, copy: &mut copy, conns: &mut conns, since, upgrades: 0 }.run(timeout_ns, mask);
+        let o =
+            Call { fds, copy: &mut copy, conns: &mut conns, since, upgrades: 0, most: i64::MAX }.run(timeout_ns, mask);
         let _critical = Critical::new();
         drop((copy, conns));
         o
@@ -161,7 +163,7 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
     let mut conns = [None; N];
     let copy = &mut copy[..n + 1 + remote::GUARDED];
-    Call { fds, copy, conns: &mut conns[..n], since, upgrades: 0 }.run(timeout_ns, mask)
+    Call { fds, copy, conns: &mut conns[..n], since, upgrades: 0, most: i64::MAX }.run(timeout_ns, mask)
 }
 
 /// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
@@ -179,6 +181,8 @@ struct Call<'a> {
     since: Since,
     /// How often those that the kernel is asked about had moved when that was decided, all together.
     upgrades: u32,
+    /// How long the thread may sleep before it looks again at what another process has not brought home yet.
+    most: i64,
 }
 
 /// Whether a connection that the thread holds open is still there, perhaps without the number.
@@ -209,6 +213,7 @@ impl Call<'_> {
         let holds = pins::is_held();
         let mut managed = false;
         self.upgrades = 0;
+        self.most = i64::MAX;
         for (i, p) in self.fds.iter_mut().enumerate() {
             p.revents = 0;
             let c = loop {
@@ -219,6 +224,10 @@ impl Call<'_> {
                     c => break c.filter(|c| live(c)),
                 }
             };
+            let away = c.is_none() && table::conn(p.fd).is_some_and(|c| c.is_inherited() && !visit::settle(c));
+            if away {
+                self.most = visit::SLICE_NS;
+            }
             // Before its phase: what moves after that is counted later.
             let upgrades = c.map_or(0, |c| c.upgrade_no.load(SeqCst));
             let hidden = c.is_some_and(is_told_here);
@@ -230,6 +239,8 @@ impl Call<'_> {
             let fd = match c {
                 // A negative fd is passed over; our own answer stands instead.
                 Some(_) if hidden => -1,
+                // What the kernel has of it may be frames.
+                None if away => -1,
                 Some(c) if holds && !table::is(p.fd, c) => pins::number_of(c).unwrap_or(p.fd),
                 _ => p.fd,
             };
@@ -436,6 +447,15 @@ impl Call<'_> {
         self.conns.iter().zip(self.fds.iter()).any(|(c, p)| c.is_some() && alone(p))
     }
 
+    /// How long to sleep of the time that is left.
+    fn shortly(&self, timeout_ns: i64) -> i64 {
+        if timeout_ns < 0 && self.most < i64::MAX {
+            self.most
+        } else {
+            timeout_ns.min(self.most)
+        }
+    }
+
     /// Nothing is managed (yet): the kernel's own call. `None`: look again, something has become managed.
     fn kernel_only(&mut self, timeout_ns: i64, mask: *const sigset_t) -> Result<Option<usize>, i32> {
         if timeout_ns != 0 && !self.hold() {
@@ -460,7 +480,8 @@ impl Call<'_> {
         };
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
-        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], timeout_ns, mask, Some(how)) };
+        let t = self.shortly(timeout_ns);
+        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], t, mask, Some(how)) };
         chaos::stumble();
         let again = managed() || self.has_moved();
         end();
@@ -469,6 +490,9 @@ impl Call<'_> {
             return Ok(None);
         }
         let got = r?;
+        if got == 0 && t != timeout_ns {
+            return Ok(None);
+        }
         if self.without_idle() == 0 && got > 0 && timeout_ns != 0 {
             return Ok(None);
         }
@@ -516,7 +540,7 @@ impl Call<'_> {
         } else {
             // Without a bell of its own (too many threads wait) a thread looks again every millisecond.
             let t = if bell.is_some() {
-                timeout_ns
+                self.shortly(timeout_ns)
             } else if timeout_ns < 0 {
                 1_000_000
             } else {
@@ -530,7 +554,7 @@ impl Call<'_> {
             };
             let how = Sleep { since: self.since, any: true, if_left: &mut end };
             match kernel(copy, t, mask, Some(how)) {
-                Ok(0) if bell.is_none() && t != timeout_ns => Ok(1),
+                Ok(0) if t != timeout_ns => Ok(1),
                 r => r,
             }
         };

@@ -23,7 +23,7 @@ use libc::c_int;
 /// How long a call that must not wait stays for a return, which takes as long as two processes need to be woken.
 const SHORT_NS: i64 = 1_000_000_000;
 /// How long one look at a connection that is away lasts.
-const SLICE_NS: i64 = 5_000_000;
+pub const SLICE_NS: i64 = 5_000_000;
 
 /// This process's bell for its children, or -1.
 static BELL: AtomicI32 = AtomicI32::new(-1);
@@ -92,8 +92,10 @@ pub fn arrive(c: &Conn) {
     if c.is_inherited() && c.came_by_exec() && c.phase() == Phase::Raw {
         foreign::fetch(c);
     } else if c.is_inherited() && !c.visited.load(Relaxed) {
-        let _b = c.lock_both();
-        c.visited.store(true, SeqCst);
+        // Who cannot have them asks again.
+        if let Some(_b) = c.lock_both_within(SLICE_NS) {
+            c.visited.store(true, SeqCst);
+        }
     }
 }
 
@@ -115,7 +117,7 @@ pub fn look(c: &'static Conn) -> Look {
     arrive(c);
     let epoch = c.epoch.load(SeqCst);
     let rx = {
-        let mut b = c.lock_both();
+        let Some(mut b) = c.lock_both_within(SLICE_NS) else { return Look::Away };
         if c.phase() != Phase::Away {
             return Look::Back;
         }
@@ -203,6 +205,16 @@ fn abandon(c: &'static Conn) {
     }
 }
 
+/// Whether no process that has been stopped holds the connection's locks.
+pub fn is_within_reach(c: &Conn) -> bool {
+    c.lock_both_within(SLICE_NS).is_some()
+}
+
+/// As [`is_home`]; a connection out of reach is not.
+pub fn has_come(c: &Conn) -> bool {
+    c.lock_both_within(SLICE_NS).is_some_and(|mut b| is_home(&mut b))
+}
+
 /// Asks for a connection that is away, which [`settle`] is going to wait for.
 pub fn press(c: &'static Conn) {
     arrive(c);
@@ -259,7 +271,8 @@ fn await_end(c: &'static Conn, until: i64) {
 }
 
 /// Brings a connection that is away home, so that the kernel's calls do with it what the program means.
-/// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about.)
+/// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about. Who may wait
+/// calls again, which takes a moment each time.)
 pub fn settle(c: &'static Conn) -> bool {
     press(c);
     if c.phase() != Phase::Away {

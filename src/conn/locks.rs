@@ -1,7 +1,7 @@
 //! The locks of the two directions, and what may be done under them.
 
 use super::*;
-use crate::sync::Held;
+use crate::sync::{give_way, now_ns, Held};
 use crate::thread::Within;
 use crate::wire::FRAME_LEN;
 
@@ -279,5 +279,19 @@ impl Conn {
     pub fn try_lock_both(&self) -> Option<Both<'_>> {
         let rx = self.try_lock_rx()?;
         Some(Both { rx, tx: self.try_lock_tx()? })
+    }
+
+    /// Takes both locks if they become free within `ns`: another process that shares them may have been stopped while it
+    /// held one.
+    pub fn lock_both_within(&self, ns: i64) -> Option<Both<'_>> {
+        let until = now_ns() + ns;
+        let mut tries = 0;
+        loop {
+            match self.try_lock_both() {
+                None if now_ns() >= until => return None,
+                None => give_way(&mut tries),
+                both => return both,
+            }
+        }
     }
 }

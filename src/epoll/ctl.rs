@@ -114,6 +114,7 @@ impl Set {
     fn removed(&self, item: Option<Item>) {
         if let Some(mut i) = item {
             self.unmute(&mut i);
+            self.came(&mut i);
             if i.managed {
                 self.managed.fetch_sub(1, SeqCst);
             }
@@ -129,6 +130,7 @@ impl Set {
         item.rearmed = managed;
         item.changes = item.changes.wrapping_add(1);
         self.unmute(item);
+        self.came(item);
     }
 
     /// One more item is managed, in a set that has a bell. Those who sleep in the kernel, and do not know of the
@@ -145,6 +147,13 @@ impl Set {
     pub(super) fn unmute(&self, i: &mut Item) {
         if core::mem::take(&mut i.muted) {
             self.muted.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Nothing keeps an item out of the kernel's set any more.
+    pub(super) fn came(&self, i: &mut Item) {
+        if core::mem::take(&mut i.away) {
+            self.away.fetch_sub(1, SeqCst);
         }
     }
 
@@ -194,10 +203,10 @@ impl Set {
             self.item_changed(i, &ev, false);
             return Ok(Change::Done);
         }
-        let spent = item.as_ref().is_some_and(|i| i.spent);
+        let absent = item.as_ref().is_some_and(|i| i.spent || i.away);
         let known = item.map(|i| (i.managed, i.events));
         match (op, known) {
-            (libc::EPOLL_CTL_ADD, Some(_)) if managed || spent => {
+            (libc::EPOLL_CTL_ADD, Some(_)) if managed || absent => {
                 check_exclusive(ev.events)?;
                 return Err(libc::EEXIST);
             }
@@ -230,7 +239,7 @@ impl Set {
             (libc::EPOLL_CTL_DEL, _) => {
                 if known.is_none_or(|(managed, _)| !managed) {
                     match kernel_ctl(epfd, op, fd, &ev) {
-                        Err(libc::ENOENT) if spent => {}
+                        Err(libc::ENOENT) if absent => {}
                         r => drop(r?),
                     }
                 }
@@ -306,6 +315,7 @@ pub fn manage(b: &mut Both) -> bool {
                 }
                 told = Some(if told.is_none_or(|t| t == i.told) { i.told } else { Told::NOTHING });
             }
+            s.came(i);
             i.managed = true;
             i.rearmed = false;
             i.since = s.rounds.load(Relaxed);

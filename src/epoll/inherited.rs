@@ -16,7 +16,7 @@ impl Set {
         self.make_whole();
         self.lock.reset_after_fork();
         self.bell_lock.reset_after_fork();
-        for w in [&self.bell, &self.managed, &self.young, &self.listed, &self.moving, &self.muted] {
+        for w in [&self.bell, &self.managed, &self.young, &self.listed, &self.moving, &self.muted, &self.away] {
             w.store(0, Relaxed);
         }
         self.exposed.store(false, Relaxed);
@@ -44,9 +44,9 @@ impl Set {
             if !table::is(fd, conn) || conn.gen.load(Relaxed) != item.gen {
                 continue;
             }
-            visit::settle(conn);
+            let away = !visit::settle(conn) && !item.spent;
             let ev = item.for_kernel();
-            if !item.spent {
+            if !item.spent && !away {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             }
@@ -55,9 +55,15 @@ impl Set {
             let known = item.managed || item.muted;
             let left = conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed);
             let muted = (known || left) && item.events & (ET | ONESHOT) == ET;
-            let (spent, told) = (item.spent, if known { item.told } else { *conn.lock_rx().told() });
-            let item = Item { spent, told, muted, ..Item::new(conn, &ev, false) };
+            let (spent, told) = match known {
+                true => (item.spent, item.told),
+                false => {
+                    (item.spent, conn.lock_both_within(visit::SLICE_NS).map_or(Told::NOTHING, |mut b| *b.rx.told()))
+                }
+            };
+            let item = Item { spent, away, told, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
+            self.away.fetch_add(away.into(), SeqCst);
             let local = conn.local();
             let _lg = local.lock.lock();
             let _sg = self.lock.lock();
@@ -69,6 +75,35 @@ impl Set {
             conn.watcher_added();
             saw(conn);
         }
+    }
+
+    /// Gives the kernel's set what has come home since [`adopt`](Self::adopt). False: something is still away; to be asked
+    /// again in a moment.
+    #[cold]
+    pub(super) fn fetch(&self) -> bool {
+        const MOST: usize = 8;
+        let mut some: [Option<(Key, &'static Conn)>; MOST] = [None; MOST];
+        {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let items = unsafe { &(*self.inner.get()).items };
+            for (to, (key, i)) in some.iter_mut().zip(items.iter().filter(|(_, i)| i.away)) {
+                *to = Some((*key, i.conn));
+            }
+        }
+        for (key, conn) in some.iter().flatten() {
+            if !visit::settle(conn) {
+                continue;
+            }
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &mut *self.inner.get() };
+            if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
+                let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
+                self.came(i);
+            }
+        }
+        self.away.load(SeqCst) == 0
     }
 }
 
@@ -101,7 +136,7 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
         if let Some(mut i) = items.remove(&Key::new(fd, old)) {
             s.unmute(&mut i);
             let ev = i.for_kernel();
-            items.insert(Key::new(fd, new), Item { spent: i.spent, ..Item::new(new, &ev, false) });
+            items.insert(Key::new(fd, new), Item { spent: i.spent, away: i.away, ..Item::new(new, &ev, false) });
             ours.push((set, fd));
         }
     }

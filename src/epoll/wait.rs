@@ -493,7 +493,8 @@ impl Set {
     /// Whether all that the kernel says is for the program, and nobody else has anything to say.
     #[inline]
     fn is_the_kernels(&self) -> bool {
-        let ours = self.managed.load(SeqCst) | self.muted.load(SeqCst) | self.oneshots.load(Relaxed);
+        let ours =
+            self.managed.load(SeqCst) | self.muted.load(SeqCst) | self.away.load(Relaxed) | self.oneshots.load(Relaxed);
         ours == 0 && !self.belled.load(Relaxed) && !self.nests.load(Relaxed)
     }
 
@@ -609,13 +610,16 @@ impl Set {
         let mut limit = timeout_ns;
         faulted();
         loop {
+            // What has not come home is looked for again.
+            let most = if self.away.load(Relaxed) == 0 || self.fetch() { i64::MAX } else { crate::visit::SLICE_NS };
+            let shortly = |t: i64| if t < 0 && most < i64::MAX { most } else { t.min(most) };
             let moves = self.moves.load(SeqCst);
             // A connection that went over between the looks at its two possible places was seen in neither.
             let moved = || self.moves.load(SeqCst) != moves;
             if self.managed.load(SeqCst) == 0 {
                 let n = match limit {
                     0 => self.ask_kernel(evs, max, 0, mask, None)?,
-                    _ => self.unaware(since, |how| self.ask_kernel(evs, max, limit, mask, Some(how)))?,
+                    _ => self.unaware(since, |how| self.ask_kernel(evs, max, shortly(limit), mask, Some(how)))?,
                 };
                 if n > 0 {
                     return Ok(n as isize);
@@ -689,7 +693,7 @@ impl Set {
                         bell::sleep_end(b);
                     };
                     let how = Sleep { since, any: true, if_left: &mut end };
-                    asleep = self.ask_kernel(evs, max, left(), mask, Some(how));
+                    asleep = self.ask_kernel(evs, max, shortly(left()), mask, Some(how));
                 }
                 bell::sleep_end(b);
             }

@@ -24,7 +24,8 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     loop {
-        if b.len() > 0 {
+        let free = visit::is_within_reach(conn);
+        if free && b.len() > 0 {
             match take(fd, conn, *b, flags) {
                 Take::Got(n) if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && n < b.len() => {
                     b.skip += n;
@@ -43,11 +44,11 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
         if conn.phase() != Phase::Away {
             return Step::Again;
         }
-        if b.len() == 0 && visit::is_home(&mut conn.lock_both()) {
+        if b.len() == 0 && visit::has_come(conn) {
             // Nothing is taken, so the kernel may say what comes of it.
             return Step::Return(Outcome::Bypass);
         }
-        if !call.may_wait && visit::is_home(&mut conn.lock_both()) {
+        if !call.may_wait && visit::has_come(conn) {
             visit::await_rest(conn, until);
             return match take(fd, conn, *b, flags) {
                 Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
@@ -65,7 +66,7 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     loop {
-        match put(fd, conn, *b, flags) {
+        match if visit::is_within_reach(conn) { put(fd, conn, *b, flags) } else { Put::Busy } {
             Put::Sent(n) if call.may_wait && n < b.len() => {
                 b.skip += n;
                 continue;
@@ -74,7 +75,7 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
-            Put::Full | Put::Busy if visit::is_home(&mut conn.lock_both()) => {
+            Put::Full | Put::Busy if visit::has_come(conn) => {
                 if !call.may_wait {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
