@@ -434,6 +434,11 @@ impl Cx {
         Ok(())
     }
 
+    /// Whether the puppet has answered already.
+    pub fn has_answer(&self) -> Result<bool, Why> {
+        Ok(sys::poll1(self.ctl, libc::POLLIN, 0)? != 0)
+    }
+
     /// Waits for the puppet to do what it was told first: its answer.
     pub fn answer(&mut self) -> Result<R<u64>, Why> {
         assert!(self.open > 0, "nothing was asked");

@@ -1,6 +1,6 @@
 //! What surrounds a connection: filters of system calls, other users, other roots, a second libc, options of listeners.
 
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
 use super::procs::{child, reap};
 use super::Check;
 use crate::{ensure, same, sys, util};
@@ -498,6 +498,7 @@ fn open_at_once() -> Result<bool, Why> {
 
 /// `connect` succeeds, and does nothing until there are bytes to go with it (`TCP_FASTOPEN_CONNECT`).
 fn late_connect(cx: &mut Cx) -> Res {
+    child_must_leave_tcp(cx)?;
     let pid = child(|| {
         let late = open_at_once()?;
         for bytes in [1, 100, 5000] {

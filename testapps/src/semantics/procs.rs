@@ -1,6 +1,6 @@
 //! Duplicates, reuse of numbers, `fork`, spawned programs, passed fds.
 
-use super::cx::{goes_by_rdma, untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, goes_by_rdma, untried, Cx, Op, Res, Why};
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
@@ -709,6 +709,7 @@ fn become_other(path: &std::ffi::CStr) -> std::io::Error {
 /// Another image takes the place of a program whose connection is full, and perhaps about to be the kernel's again; it
 /// does not get the connection.
 fn exec_pending(cx: &mut Cx) -> Res {
+    child_must_leave_tcp(cx)?;
     let (rd, wr) = sys::pipe()?;
     let pid = child(|| {
         cx.renew()?;
@@ -733,6 +734,7 @@ fn exec_pending(cx: &mut Cx) -> Res {
 
 /// The program goes on after an `exec` that fails, and its connection as well, also to where rings do not follow.
 fn exec_fails(cx: &mut Cx) -> Res {
+    child_must_leave_tcp(cx)?;
     let pid = child(|| {
         cx.renew()?;
         cx.leave_tcp()?;
