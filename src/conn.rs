@@ -51,6 +51,9 @@ pub enum Phase {
     Away = 5,
 }
 
+/// The program has not bounded what may be under way (`SO_SNDBUF`): the ring grows as far as rings do by themselves.
+pub const UNBOUND: usize = usize::MAX;
+
 /// The TCP stream has ended.
 pub const END_EOF: u32 = 1;
 /// The connection was reset; one error is still to be reported.
@@ -199,7 +202,7 @@ pub struct Conn {
     pub rcvlowat: AtomicU32,
     /// How many bytes of the peer's mark were taken out of the TCP stream. Under the receive lock.
     pub mark_got: AtomicU32,
-    /// What the sending ring may grow to, in bytes.
+    /// What the sending ring may grow to, in bytes, where the program has said so, or [`UNBOUND`].
     pub ring_cap: AtomicUsize,
     /// `SO_RCVTIMEO` in ns, 0: none.
     pub rcvtimeo: AtomicI64,
@@ -483,12 +486,12 @@ impl Conn {
 
     /// How large its ring may become. Over RDMA, where memory is registered and the way is short, less is enough.
     pub fn ring_limit(&self) -> usize {
-        let cap = self.ring_cap.load(Relaxed);
-        if self.remote_pid.load(Relaxed) == 0 {
-            return cap;
-        }
         let c = crate::config::get();
-        cap.min((c.ring_max / 4).max(c.ring_bytes))
+        match self.ring_cap.load(Relaxed) {
+            UNBOUND if self.remote_pid.load(Relaxed) == 0 => c.ring_max,
+            UNBOUND => (c.ring_max / 4).max(c.ring_bytes),
+            cap => cap,
+        }
     }
 
     /// Tells a peer on another host what has changed in our slot.

@@ -25,7 +25,7 @@ pub fn read_options(c: &Conn, fd: c_int) {
             let n = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(c_int::MAX);
             (n.max(4096) as usize).checked_next_power_of_two().unwrap_or(max).min(max)
         }
-        _ => max,
+        _ => UNBOUND,
     };
     c.ring_cap.store(cap, Relaxed);
     for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
@@ -351,9 +351,20 @@ fn more_room(c: &Conn, fd: c_int) {
             if full && wanted as u64 > 2 * tx.ring().half() {
                 c.ring_cap.store(wanted.next_power_of_two().min(RING_LARGEST), Relaxed);
             }
-            if tx.ring().can_grow(c.ring_limit()) {
-                c.nospace.store(false, Relaxed);
-            }
+        }
+    }
+    try_room(c);
+}
+
+/// A ring may be able to grow that was not: whoever waits beside it tries.
+pub fn try_room(c: &Conn) {
+    if !c.is_managed() {
+        return;
+    }
+    {
+        let mut tx = c.lock_tx();
+        if tx.path() == TxPath::Ring && tx.ring().can_grow(c.ring_limit()) {
+            c.nospace.store(false, Relaxed);
         }
     }
     if c.writable() {

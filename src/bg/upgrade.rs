@@ -193,6 +193,12 @@ impl Bg {
                     let now = now_ns();
                     let here = |k: &&mut Look| k.found.as_ref().is_some_and(|(x, _)| core::ptr::eq(*x, l));
                     self.looks.values_mut().filter(here).for_each(|k| k.at = now);
+                    // Nobody else wakes who waits for memory, not for the reader.
+                    arena::each(|c| {
+                        if c.nospace.load(Relaxed) && core::ptr::eq(c.link.load(Acquire), l) {
+                            options::try_room(c);
+                        }
+                    });
                 }
             }
             _ => {}

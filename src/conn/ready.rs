@@ -74,11 +74,11 @@ impl Conn {
         }
     }
 
-    /// Whether the peer, a process of this host, waits for room. Who waits for more bytes than a ring holds (`SO_RCVLOWAT`)
+    /// Whether the peer waits for room. Who waits for more bytes than a ring holds (`SO_RCVLOWAT`)
     /// would wait for ever: the kernel, too, says that there is something to read when its window is shut.
     #[cold]
     pub fn sender_is_stuck(&self) -> bool {
-        let (Some(own), Some(peer), None) = (self.own(), self.peer(), self.remote()) else { return false };
+        let (Some(own), Some(peer)) = (self.own(), self.peer()) else { return false };
         peer.want.load(SeqCst) & (WANT_TX | FUTEX_TX) != 0 && own.consumed.load(Relaxed) < peer.tx_goal.load(Relaxed)
     }
 

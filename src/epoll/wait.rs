@@ -257,9 +257,11 @@ impl Set {
         !new
     }
 
-    /// In a call during which a connection went back to the kernel's set, both may have reported it.
+    /// In a call during which a connection went back to the kernel's set, both may have reported it; and a forked child that
+    /// uses the set may have put one into the kernel's that is ours here.
     pub(super) fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
-        if n < 2 || self.returned.load(SeqCst) < first {
+        let forked = self.forked.load(Relaxed);
+        if n < 2 || self.returned.load(SeqCst) < first && !forked {
             return n;
         }
         let mut out = 0;
@@ -271,7 +273,7 @@ impl Set {
                 // SAFETY: guarded by `lock`.
                 let inner = unsafe { &*self.inner.get() };
                 match inner.only(e.u64).and_then(|k| inner.items.get(&k)) {
-                    Some(i) => i.since >= first,
+                    Some(i) => i.since >= first || forked && i.managed,
                     // Another thread, which was told as well, may have taken it out since.
                     None => inner.items.values().all(|i| i.data != e.u64),
                 }

@@ -332,6 +332,8 @@ impl Remote {
                     s.tx_goal.store(n.goal, SeqCst);
                     s.want.fetch_or(FUTEX_TX, SeqCst);
                     what |= WISH;
+                    // Who waits for more than there is room for takes what there is.
+                    news_for |= conn.is_some_and(|c| c.rcvlowat.load(Relaxed) > 1);
                 }
                 if news_for {
                     what |= LOOK;
