@@ -2,7 +2,7 @@
 //! says and in the way that it has chosen, or its death.
 
 use super::badmem::{Bad, Pages};
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, Cx, Op, Res, Why};
 use super::jumps::{rs_app_leavable, siglongjmp, Place, LEFT};
 use super::Check;
 use crate::{ensure, same, sys};
@@ -160,6 +160,7 @@ fn tell(cx: &mut Cx) -> Res {
 
 /// The handler was there before there was a connection.
 fn told_early(cx: &mut Cx) -> Res {
+    child_must_leave_tcp(cx)?;
     let is_to_leave = cx.is_to_leave();
     // SAFETY: plain numbers.
     let pid = sys::fork()?;
