@@ -61,11 +61,12 @@ pub struct Slot {
     /// Bytes of the ring that the peer may see, ever.
     pub produced: AtomicU64,
     /// [`FIN`], [`CLOSED`], [`ABORT`], [`MARK_BEGUN`], [`MARK_TAKEN`], [`RDSHUT`], [`HURRY`], [`LEAVING`], [`BYE`],
-    /// [`REFUSED`], [`BEYOND`].
+    /// [`REFUSED`], [`BEYOND`], [`DOUBT`].
     pub flags: AtomicU32,
     /// Geometries announced, ever; entry `i` is at `i % GEOS`.
     pub geo_count: AtomicU32,
-    /// With [`MARK_BEGUN`]: how many of the program's bytes stand before the mark in the TCP stream, ever.
+    /// With [`MARK_BEGUN`]: how many of the program's bytes stand before the mark in the TCP stream, ever. Before that, for a peer
+    /// in [`DOUBT`]: how many do so at least.
     pub mark_at: AtomicU64,
     /// Bytes written into the ring, those included that the peer is not to see yet: for when nobody can show them to it any
     /// more. Means nothing where it is less than `produced`.
@@ -117,6 +118,9 @@ pub const BYE: u32 = 256;
 pub const REFUSED: u32 = 512;
 /// All of the owner's ring was repeated by TCP, and its program may have sent more since, which is nowhere else.
 pub const BEYOND: u32 = 1024;
+/// What has come by TCP looks like the beginning of the peer's mark, of which nothing has been heard: the owner asks whether it is.
+/// Only by RDMA, where the word of a mark may come later than the mark.
+pub const DOUBT: u32 = 2048;
 
 /// A hint is wanted when there is something to read.
 pub const WANT_RX: u32 = 1;

@@ -33,6 +33,7 @@ fn advance(b: &mut Both) -> bool {
         return false;
     }
     let mut changed = false;
+    settle_doubt(conn);
     if conn.is_refused_late() && !conn.has_ended(END_EOF) || b.is_refused_by_closed() {
         reset_with(b, libc::EPIPE);
         return true;
@@ -275,6 +276,16 @@ fn begin_mark(conn: &Conn) {
     if let Some(own) = conn.own() {
         own.mark_at.store(conn.tx_tcp(), Relaxed);
         own.flags.fetch_or(MARK_BEGUN, SeqCst);
+        conn.flush();
+    }
+}
+
+/// A peer on another host that is in doubt hears up to where there is no mark. Under the send lock.
+pub fn settle_doubt(conn: &Conn) {
+    let (Some(_), Some(own), Some(peer)) = (conn.remote(), conn.own(), conn.peer()) else { return };
+    if peer.flags.load(SeqCst) & DOUBT != 0 && own.flags.load(Relaxed) & MARK_BEGUN == 0 {
+        // (What is being sent right now by another thread is counted later: then the next call says more.)
+        own.mark_at.store(conn.tx_tcp(), SeqCst);
         conn.flush();
     }
 }

@@ -224,6 +224,7 @@ struct Copied {
     /// What was said last.
     consumed: u64,
     goal: u64,
+    mark_at: u64,
     /// Writes of its bytes under way, and the number of the last write that concerns it.
     flight: Flight,
     last: u64,

@@ -57,6 +57,21 @@ fn is_careful(conn: &Conn) -> bool {
     conn.remote_pid.load(Relaxed) != 0 && conn.peer().is_some_and(|p| p.flags.load(SeqCst) & MARK_BEGUN == 0)
 }
 
+/// Whether the peer says that its mark does not begin within the next `n` bytes. Where it has not said so it is asked, which is
+/// heard of like news of the ring: else what happens to look like the beginning of a mark would lie there until more comes.
+fn is_the_programs(conn: &Conn, n: usize) -> bool {
+    if conn.peer().is_some_and(|p| p.mark_at.load(SeqCst) >= conn.rx_tcp() + n as u64) {
+        return true;
+    }
+    if let Some(own) = conn.own() {
+        if own.flags.load(Relaxed) & DOUBT == 0 {
+            own.flags.fetch_or(DOUBT, SeqCst);
+            conn.flush();
+        }
+    }
+    false
+}
+
 /// What else of a stream can be taken that is looked at window by window: one receive gives all that has arrived.
 pub(super) fn armed_rest(fd: c_int, conn: &Conn, rx: &mut Rx, mut b: Bufs, flags: c_int) -> usize {
     let mut n = 0;
@@ -110,6 +125,7 @@ fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
             Scan::Mark => Front::Mark,
             // Nothing can follow it that would make it a mark.
             Scan::Partial if sys::poll_now(fd, libc::POLLRDHUP) != 0 && is_last(fd, n) => Front::App(n),
+            Scan::Partial if is_the_programs(conn, n) => Front::App(n),
             Scan::Partial => Front::Wait,
         };
     }

@@ -136,6 +136,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
             Ok(n) => {
                 if path == TxPath::Tcp {
                     conn.count_tx_tcp(n);
+                    pump::settle_doubt(conn);
                     note_more(conn, flags);
                 }
                 Put::Sent(n)

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::conn::ask;
-use crate::layout::{ABORT, CLOSED, FIN, FUTEX_RX, FUTEX_TX, HURRY, REFUSED, WANT_RX, WANT_TX};
+use crate::layout::{ABORT, CLOSED, DOUBT, FIN, FUTEX_RX, FUTEX_TX, HURRY, REFUSED, WANT_RX, WANT_TX};
 use crate::link;
 use crate::provider::Completion;
 use crate::sys::keeping;
@@ -313,9 +313,15 @@ impl Remote {
                         o.want.load(SeqCst) & (WANT_TX | FUTEX_TX) != 0 && n.consumed >= o.tx_goal.load(SeqCst)
                     });
                 }
-                s.mark_at.store(n.mark_at, Relaxed);
+                // What was held back may be the program's.
+                news_for |= s.mark_at.swap(n.mark_at, SeqCst) != n.mark_at;
                 let was = s.flags.swap(n.flags, SeqCst);
                 news_for |= (was ^ n.flags) & (FIN | CLOSED | ABORT) != 0;
+                if n.flags & !was & DOUBT != 0 {
+                    if let Some(c) = conn {
+                        c.ask(ask::PUMP);
+                    }
+                }
                 if n.flags & !was & (CLOSED | REFUSED) != 0 {
                     what |= ENDED;
                 }

@@ -330,26 +330,21 @@ impl Remote {
             let consumed = own.consumed.load(Acquire);
             let asks = goal != c.goal && peer.is_some_and(|q| goal > q.consumed.load(Relaxed));
             let owes = consumed > c.consumed && self.is_due_to(slot, peer, consumed);
-            if flags == c.flags && !asks && !owes {
+            // After the flags: where a mark begins is written before they say that it does.
+            let mark_at = own.mark_at.load(Acquire);
+            if flags == c.flags && mark_at == c.mark_at && !asks && !owes {
                 return true;
             }
             if !self.has_room_behind(posted, done, RESERVE) {
                 return false;
             }
             c.flags = flags;
+            c.mark_at = mark_at;
             c.consumed = consumed;
             c.goal = goal;
             self.said(slot, peer, consumed);
             let said = if asks { goal } else { u64::MAX };
-            let n = Note {
-                kind: note::SLOT,
-                slot,
-                flags,
-                consumed,
-                goal: said,
-                mark_at: own.mark_at.load(Relaxed),
-                ..Note::default()
-            };
+            let n = Note { kind: note::SLOT, slot, flags, consumed, goal: said, mark_at, ..Note::default() };
             p.copied[slot as usize].last = self.note(p, b, n);
             Self::satisfied(peer, consumed);
         }
