@@ -199,7 +199,11 @@ impl TxRing {
 
     /// Whether [`TxRing::grow`] up to `max` bytes may succeed.
     pub fn can_grow(&self, max: usize) -> bool {
-        self.cap < max as u64 && ((self.geo_count - self.geo_first) as usize) < GEOS - 1
+        // SAFETY: set by `new` from a reference that outlives the ring.
+        let has_memory = |log2| self.side.is_null() || unsafe { &*self.side }.may_give(log2);
+        self.cap < max as u64
+            && ((self.geo_count - self.geo_first) as usize) < GEOS - 1
+            && has_memory((self.cap * 4).min(max as u64).trailing_zeros())
     }
 
     /// Whether a quarter is free. Programs rely on it that a send does not wait for which `poll` has said that there is room:

@@ -156,6 +156,12 @@ impl Side {
         Pages::of_block(log2).and_then(|pages| self.find(b, pages)).is_some()
     }
 
+    /// Whether a block of `1 << log2` bytes can be had, as far as that has to be prepared: what a peer on another host has yet
+    /// to register is asked for.
+    pub fn may_give(&self, log2: u32) -> bool {
+        !self.gated || self.has_room(log2)
+    }
+
     /// Where `pages` lie together that nobody uses.
     fn find(&self, b: &Books, pages: u32) -> Option<u32> {
         // New connections get rings, however much those that are there have grown.
