@@ -204,6 +204,12 @@ impl Lock {
         }
     }
 
+    /// Whether its holder is dead, so that [`Lock::lock`] takes it over.
+    pub fn is_orphaned(&self) -> bool {
+        let holder = self.0.load(Relaxed) & !WAITERS;
+        holder != 0 && crate::process::is_dead(holder)
+    }
+
     /// Whether anybody holds it.
     pub fn is_held(&self) -> bool {
         self.0.load(Relaxed) != 0
@@ -232,6 +238,19 @@ pub fn full_fence() {
 mod tests {
     use super::*;
     use crate::thread::Critical;
+
+    /// Who was killed while it held a lock keeps nobody out.
+    #[test]
+    fn a_lock_of_the_dead_is_taken_over() {
+        let mut dead = std::process::Command::new("/bin/true").spawn().unwrap();
+        let lock = Lock(AtomicU32::new(dead.id()));
+        dead.wait().unwrap();
+        assert!(lock.is_orphaned() && lock.try_lock().is_none());
+        let held = lock.lock();
+        assert!(lock.is_held() && !lock.is_orphaned());
+        drop(held);
+        assert!(!lock.is_held() && !lock.is_orphaned());
+    }
 
     /// What was not taken is not let go.
     #[test]

@@ -282,13 +282,16 @@ impl Conn {
     }
 
     /// Takes both locks if they become free within `ns`: another process that shares them may have been stopped while it
-    /// held one.
+    /// held one. (What one that is dead holds is free.)
     pub fn lock_both_within(&self, ns: i64) -> Option<Both<'_>> {
         let until = now_ns() + ns;
         let mut tries = 0;
         loop {
             match self.try_lock_both() {
-                None if now_ns() >= until => return None,
+                None if now_ns() >= until => {
+                    let orphaned = self.rx_lock.is_orphaned() || self.tx_lock.is_orphaned();
+                    return orphaned.then(|| self.lock_both());
+                }
                 None => give_way(&mut tries),
                 both => return both,
             }

@@ -99,7 +99,9 @@ impl Set {
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
             if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
-                let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
+                if table::is(key.fd, conn) {
+                    let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
+                }
                 self.came(i);
             }
         }
