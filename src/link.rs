@@ -8,6 +8,7 @@ use crate::bell;
 use crate::conn::{ask, Conn};
 use crate::desk;
 use crate::layout::*;
+use crate::log::{log, Level};
 use crate::remote::{self, Half, Remote};
 use crate::shm::{self, Map};
 use crate::side::{wake_word, Side};
@@ -467,6 +468,17 @@ fn hear(c: &Conn) {
 }
 
 const MAX_LINKS: usize = 1024;
+/// Whether `RLIMIT_AS` leaves room for a link: its two segments must be little of what the program can still map. Says so once if
+/// not.
+pub fn has_address_space() -> bool {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let fits = shm::is_little(2 * SEG_BYTES);
+    if !fits && !TOLD.swap(true, Relaxed) {
+        log(Level::Warn, format_args!("RLIMIT_AS leaves no room for a link (512 MiB): connections stay on TCP"));
+    }
+    fits
+}
+
 static LINKS: [AtomicPtr<Link>; MAX_LINKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_LINKS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 

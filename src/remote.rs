@@ -370,6 +370,9 @@ impl Half {
     /// # Safety
     /// `id` must be such a one of the provider's, and the caller's alone.
     pub unsafe fn new(api: &'static Api, id: *mut c_void, token: u64) -> SysResult<Half> {
+        if !crate::link::has_address_space() {
+            return Err(libc::ENOSPC);
+        }
         let mut side = desk::run(Side::new_remote)?;
         side.place()?;
         let undo = |maps: &[Map], e| {

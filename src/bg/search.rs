@@ -393,14 +393,7 @@ impl Bg {
 
     /// Makes our half of a new link, and sends it. Whether that went well.
     pub(super) fn offer(&self, fd: c_int, kind: u32) -> Option<(Side, bool)> {
-        if !crate::shm::is_little(2 * crate::layout::SEG_BYTES) {
-            static TOLD: AtomicBool = AtomicBool::new(false);
-            if !TOLD.swap(true, Relaxed) {
-                log(
-                    Level::Warn,
-                    format_args!("RLIMIT_AS leaves no room for a link (512 MiB): connections stay on TCP"),
-                );
-            }
+        if !link::has_address_space() {
             return None;
         }
         let page = bell::page_fd()?;
