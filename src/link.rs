@@ -96,7 +96,7 @@ pub struct Msg {
 /// Value of [`Msg::magic`].
 pub const MSG_MAGIC: u32 = 0x7273_4b01;
 /// The protocol that this build speaks.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Length of a message.
 pub const MSG_LEN: usize = size_of::<Msg>();
 
