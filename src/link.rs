@@ -467,7 +467,6 @@ fn hear(c: &Conn) {
     }
 }
 
-const MAX_LINKS: usize = 1024;
 /// Whether `RLIMIT_AS` leaves room for a link: its two segments must be little of what the program can still map. Says so once if
 /// not.
 pub fn has_address_space() -> bool {
@@ -479,6 +478,7 @@ pub fn has_address_space() -> bool {
     fits
 }
 
+const MAX_LINKS: usize = 1024;
 static LINKS: [AtomicPtr<Link>; MAX_LINKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_LINKS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
