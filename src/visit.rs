@@ -89,14 +89,22 @@ pub fn is_home(b: &mut Both) -> bool {
 /// Before a process that inherited `c` uses it. From then on only TCP serves it, until one process alone holds it.
 #[inline]
 pub fn arrive(c: &Conn) {
+    if !arrive_within(c, SLICE_NS) {
+        // Nothing may be done with it before: its owner could make it leave TCP meanwhile.
+        let _b = c.lock_both();
+        c.visited.store(true, SeqCst);
+    }
+}
+
+/// The same for who can do without. False: a process that may have been stopped holds its locks.
+fn arrive_within(c: &Conn, ns: i64) -> bool {
     if c.is_inherited() && c.came_by_exec() && c.phase() == Phase::Raw {
         foreign::fetch(c);
     } else if c.is_inherited() && !c.visited.load(Relaxed) {
-        // Who cannot have them asks again.
-        if let Some(_b) = c.lock_both_within(SLICE_NS) {
-            c.visited.store(true, SeqCst);
-        }
+        let Some(_b) = c.lock_both_within(ns) else { return false };
+        c.visited.store(true, SeqCst);
     }
+    true
 }
 
 /// What a look at a connection that is away came to.
@@ -114,7 +122,9 @@ pub enum Look {
 
 /// Asks for a connection that is away, and waits for a moment.
 pub fn look(c: &'static Conn) -> Look {
-    arrive(c);
+    if !arrive_within(c, SLICE_NS) {
+        return Look::Away;
+    }
     let epoch = c.epoch.load(SeqCst);
     let rx = {
         let Some(mut b) = c.lock_both_within(SLICE_NS) else { return Look::Away };
@@ -217,10 +227,17 @@ pub fn has_come(c: &Conn) -> bool {
 
 /// Asks for a connection that is away, which [`settle`] is going to wait for.
 pub fn press(c: &'static Conn) {
-    arrive(c);
+    reach(c);
+}
+
+/// The same. Whether it is not away.
+fn reach(c: &Conn) -> bool {
+    let arrived = arrive_within(c, SLICE_NS);
     if c.phase() == Phase::Away {
         call_owner(c);
+        return false;
     }
+    arrived
 }
 
 /// What was in a ring when its connection left it had arrived, as far as the program can know: waits until it is in the
@@ -274,8 +291,7 @@ fn await_end(c: &'static Conn, until: i64) {
 /// False: not in time. (Then the kernel may say that it is ready before it is, but never the other way about. Who may wait
 /// calls again, which takes a moment each time.)
 pub fn settle(c: &'static Conn) -> bool {
-    press(c);
-    if c.phase() != Phase::Away {
+    if reach(c) {
         return true;
     }
     let l = c.local();
