@@ -210,6 +210,16 @@ pub fn each(mut f: impl FnMut(&'static Conn)) {
     }
 }
 
+/// Whether a record is in this phase.
+pub fn any(phase: Phase) -> bool {
+    // SAFETY: as in `each`.
+    let Some(a) = (unsafe { ARENA.load(Acquire).as_ref() }) else { return false };
+    // SAFETY: see `make`.
+    let used = unsafe { &*a.header }.used.load(Acquire) as usize;
+    // SAFETY: in bounds.
+    (0..used).any(|i| unsafe { &*a.conns.add(i) }.phase() == phase)
+}
+
 /// In a forked child: new connections go to a new arena.
 pub fn reset_after_fork() {
     LOCK.reset_after_fork();

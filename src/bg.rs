@@ -14,7 +14,7 @@ use crate::side::Side;
 use crate::spin::crowd;
 use crate::stats::Why;
 use crate::switch::RxPath;
-use crate::sync::{futex_wait, futex_wake, now_ns};
+use crate::sync::{full_fence, futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
 use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, order, pump, remains, rules, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
@@ -24,6 +24,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub mod guests;
 mod held;
 mod idle;
+mod rest;
 mod search;
 mod sight;
 mod unseen;
@@ -31,15 +32,22 @@ mod unused;
 mod upgrade;
 mod verbs;
 
+use rest::is_asked;
 use search::make_plain;
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
-/// 0: not started, 1: starting, 2: running, 3: cannot be started, or has ended.
+/// 0: there is none, 1: starting, 2: running, 3: cannot be started, or has ended for good.
 static STATE: AtomicU32 = AtomicU32::new(0);
 /// The thread is to end.
 static END: AtomicBool = AtomicBool::new(false);
-/// The thread's id, while it runs.
+/// The id of the thread, or of the last one.
 static TID: AtomicU32 = AtomicU32::new(0);
+/// 1: a thread that had nothing to do is about to be gone. The next one waits for that.
+static LEAVES: AtomicU32 = AtomicU32::new(0);
+/// What it has left to the next one, or null.
+static LEFT: AtomicPtr<Bg> = AtomicPtr::new(core::ptr::null_mut());
+/// How often one has gone.
+static RESTS: AtomicU32 = AtomicU32::new(0);
 /// The thread's epoll set, or -1.
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
@@ -77,6 +85,10 @@ const GRACE_NS: i64 = 2_000 * MS;
 const CONN_EVENTS: c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
 /// How long a half-made link may take.
 const HANDSHAKE_NS: i64 = 2_000 * MS;
+/// A thread that has nothing to do waits for something for so long, twice as long after each time that it did not come, ...
+const REST_AFTER_NS: i64 = 50 * MS;
+/// ... so many times.
+const REST_DOUBLINGS: u32 = 9;
 /// How long a call that starts the thread waits until it has begun.
 const START_NS: i64 = 100 * MS;
 
@@ -91,6 +103,8 @@ pub fn submit(c: &Conn) {
             Err(h) => head = h,
         }
     }
+    // A thread that is about to go looks into its inbox after it has said so.
+    full_fence();
     if STATE.load(Acquire) == 2 {
         bell::ring(0);
     } else {
@@ -146,8 +160,10 @@ pub fn channels_place() -> (c_int, u64) {
 
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
-    STATE.store(0, Relaxed);
-    TID.store(0, Relaxed);
+    for word in [&STATE, &TID, &LEAVES, &RESTS] {
+        word.store(0, Relaxed);
+    }
+    LEFT.store(core::ptr::null_mut(), Relaxed);
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
     PROVIDE_BELLS.store(false, Relaxed);
@@ -158,16 +174,13 @@ pub fn reset_after_fork() {
 /// Ends the thread, for good: nothing moves to a ring any more. Waits until it is gone, for a second at most.
 pub fn end() {
     END.store(true, SeqCst);
-    if STATE.compare_exchange(0, 3, AcqRel, Acquire).is_ok() {
-        return;
-    }
+    let _ = STATE.compare_exchange(0, 3, SeqCst, SeqCst);
     bell::ring(0);
     let until = now_ns() + 1_000 * MS;
     while now_ns() < until {
-        let tid = TID.load(SeqCst);
+        let (ended, tid) = (STATE.load(SeqCst) == 3, TID.load(SeqCst));
         // SAFETY: signal 0 asks only whether the thread exists.
-        let gone = tid != 0 && unsafe { sys!(libc::SYS_tgkill, crate::process::pid(), tid, 0) }.is_err();
-        if gone || STATE.load(Acquire) == 3 && tid == 0 {
+        if ended && (tid == 0 || unsafe { sys!(libc::SYS_tgkill, crate::process::pid(), tid, 0) }.is_err()) {
             return;
         }
         // SAFETY: no preconditions.
@@ -228,18 +241,27 @@ pub fn entries() -> [usize; 2] {
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
     let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
+    while LEAVES.load(SeqCst) == 1 {
+        let _ = futex_wait(&LEAVES, 1, START_NS);
+    }
     TID.store(crate::thread::tid(), SeqCst);
     desk::open(|| spawn(clerk));
     if let Some(mut bg) = bell::page_fd().and_then(|_| Bg::new()) {
         STATE.store(2, Release);
         futex_wake(&STATE, i32::MAX);
-        bg.run();
+        let rests = bg.run();
         bg.close_all();
-        STATE.store(3, Release);
+        if rests {
+            LEFT.store(Box::into_raw(bg), SeqCst);
+        } else {
+            STATE.store(3, Release);
+        }
     } else {
         failed();
     }
     desk::close();
+    LEAVES.store(0, SeqCst);
+    futex_wake(&LEAVES, i32::MAX);
     core::ptr::null_mut()
 }
 
@@ -348,6 +370,8 @@ struct Bg {
     /// With `RINGSOCK_CHAOS`: connections on rings, their generations, and when they are to return.
     restless: Vec<(&'static Conn, u32, i64)>,
     unseen: unseen::Unseen,
+    /// Since when there is nothing to do; 0: there is.
+    idle_since: i64,
     /// When it was last woken, with all that it looks at until it sleeps again.
     turn: i64,
     rdma: verbs::Rdma,
@@ -376,12 +400,15 @@ fn key(l: &Link) -> usize {
 }
 
 impl Bg {
-    fn new() -> Option<Bg> {
+    fn new() -> Option<Box<Bg>> {
         // SAFETY: no preconditions.
         let made = desk::run(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }).ok()? as c_int;
         let epfd = fdhigh::not_for_children(desk::share(made).ok()?);
         let desk_epfd = if desk::is_open() { made } else { epfd };
-        let mut bg = Bg::with(epfd, desk_epfd);
+        // SAFETY: what the thread before has left, and nobody else takes.
+        let left = unsafe { LEFT.swap(core::ptr::null_mut(), SeqCst).as_mut().map(|bg| Box::from_raw(bg)) };
+        let mut bg = left.unwrap_or_else(|| Box::new(Bg::with(epfd, desk_epfd)));
+        (bg.epfd, bg.desk_epfd) = (epfd, desk_epfd);
         let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
         bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
         bell::provide();
@@ -418,6 +445,7 @@ impl Bg {
             ask_later: Vec::new(),
             restless: Vec::new(),
             unseen: unseen::Unseen::default(),
+            idle_since: 0,
             turn: 0,
             rdma: verbs::Rdma::default(),
             later: Vec::new(),
@@ -451,12 +479,15 @@ impl Bg {
         let _ = unsafe { sys!(libc::SYS_epoll_ctl, self.epfd, libc::EPOLL_CTL_DEL, fd, &ev) };
     }
 
-    fn run(&mut self) {
+    /// Until it is to end, or has nothing to do, which it says.
+    fn run(&mut self) -> bool {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
         while !END.load(SeqCst) {
+            if self.rests() {
+                return true;
+            }
             bell::sleep_begin(0);
-            let asked = END.load(SeqCst) || SEND_BELLS.load(SeqCst) || PROVIDE_BELLS.load(SeqCst) || crowd::is_asked();
-            let idle = !asked && INBOX.load(SeqCst).is_null() && !link::any_hints(0);
+            let idle = !is_asked() && !link::any_hints(0);
             let timeout = if idle { self.timeout() } else { 0 };
             // SAFETY: `evs` has room for its length.
             let n = unsafe { sys!(libc::SYS_epoll_pwait, self.epfd, evs.as_mut_ptr(), evs.len(), timeout, 0, 8) };
@@ -492,18 +523,23 @@ impl Bg {
             self.timers();
             self.answer_guests();
         }
+        false
     }
 
     /// Peers are to see that nobody answers any more.
     fn close_all(&self) {
         let listeners = self.looks.values().map(|l| l.listener).filter(|fd| *fd >= 0);
         self.links.iter().map(|l| l.sock).filter(|fd| *fd >= 0).for_each(sys::close);
-        desk::run(|| listeners.chain(self.callers.keys().copied()).for_each(sys::close));
+        desk::run(|| listeners.chain(self.callers.keys().copied()).chain([self.home]).for_each(sys::close));
+        if desk::is_open() {
+            desk::run(|| sys::close(self.desk_epfd));
+        }
+        sys::close(EPFD.swap(-1, SeqCst));
     }
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at());
+        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at()).min(self.rest_at());
         for l in self.looks.values() {
             at = at.min(l.at);
         }

@@ -55,7 +55,7 @@ pub fn is_entitled(sock: c_int) -> bool {
 /// many of its connections it concerns; what it asks for may take a moment. Blocks for at most five seconds.
 ///
 /// # Errors
-/// `ECONNREFUSED`: it has looked for no peer yet, so there is nobody who could hear it. `EPERM`: somebody else has that
+/// `ECONNREFUSED`: it looks for no peer at present, so there is nobody who could hear it. `EPERM`: somebody else has that
 /// name, or it is another user's. `ETIMEDOUT`: it does not answer.
 pub fn give(pid: u32, o: Order) -> Result<u64, Errno> {
     let s = rv::call(&foreign::home_of(pid))?;

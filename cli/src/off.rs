@@ -90,8 +90,8 @@ fn refusal(e: i32, p: &Process) -> String {
             "it has no connection that could move, and nobody there to hear an order yet".into()
         }
         libc::ECONNREFUSED => {
-            "its connections are all on TCP, and nobody there hears an order: it has not looked for a \
-                               peer yet, or has switched the library off"
+            "its connections are all on TCP, and nobody there hears an order: it looks for no peer \
+                               at present, or has switched the library off"
                 .into()
         }
         libc::EPERM => "it does not obey: only its own user and root may give orders".into(),

@@ -54,6 +54,10 @@ impl Bg {
                 conn.why(why);
             } else {
                 make_plain(conn, why);
+                if !self.end_of.contains_key(&(conn as *const Conn as usize)) {
+                    // Nobody is to be told of its end.
+                    conn.local().submitted.store(false, SeqCst);
+                }
             }
             return;
         }
@@ -68,6 +72,8 @@ impl Bg {
         if self.looks.len() >= LOOKS || resting {
             return later(conn, 64);
         }
+        // The thread before may have taken that back.
+        conn.local().submitted.store(true, SeqCst);
         self.known.insert(end, Known { conn, gen });
         self.end_of.insert(conn as *const Conn as usize, end);
         conn.why(Why::Looking);

@@ -95,6 +95,11 @@ pub(super) struct Rdma {
 }
 
 impl Rdma {
+    /// Whether the provider has begun anything.
+    pub(super) fn is_used(&self) -> bool {
+        self.started.is_some()
+    }
+
     /// When something is due.
     pub(super) fn due(&self) -> i64 {
         let mut at = if self.looks.at > 0 { self.looks.at } else { i64::MAX };

@@ -134,6 +134,11 @@ pub struct Census {
 }
 
 impl Census {
+    /// Whether one has begun.
+    pub fn is_under_way(&self) -> bool {
+        self.left > 0
+    }
+
     /// When there is something to do; `i64::MAX`: never.
     pub fn due(&self) -> i64 {
         match self.left {
