@@ -539,7 +539,8 @@ impl Bg {
 
     /// Milliseconds until something is due, -1: nothing is.
     fn timeout(&self) -> c_int {
-        let mut at = self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at()).min(self.rest_at());
+        let mut at =
+            self.suspects_at().min(self.held_at()).min(self.grown_at()).min(self.memory_at()).min(self.rest_at());
         for l in self.looks.values() {
             at = at.min(l.at);
         }

@@ -89,11 +89,9 @@ fn refusal(e: i32, p: &Process) -> String {
         libc::ECONNREFUSED if p.connections.is_empty() => {
             "it has no connection that could move, and nobody there to hear an order yet".into()
         }
-        libc::ECONNREFUSED => {
-            "its connections are all on TCP, and nobody there hears an order: it looks for no peer \
+        libc::ECONNREFUSED => "its connections are all on TCP, and nobody there hears an order: it looks for no peer \
                                at present, or has switched the library off"
-                .into()
-        }
+            .into(),
         libc::EPERM => "it does not obey: only its own user and root may give orders".into(),
         libc::ETIMEDOUT => "it does not answer; is it stopped?".into(),
         e => std::io::Error::from_raw_os_error(e).to_string(),

@@ -23,13 +23,20 @@ pub(super) fn is_asked() -> bool {
 
 impl Bg {
     fn has_nothing_to_do(&self) -> bool {
-        let at_peers = self.looks.is_empty() && self.callers.is_empty() && self.links.is_empty() && self.dead.is_empty();
+        let at_peers =
+            self.looks.is_empty() && self.callers.is_empty() && self.links.is_empty() && self.dead.is_empty();
         let with_them = self.parked.is_empty() && self.unsent.is_empty() && self.ask_later.is_empty();
         let of_conns = self.restless.is_empty() && self.later.is_empty() && self.suspects.is_empty();
         let of_rings = self.corked.is_empty() && self.grown.is_empty() && self.held_links.is_empty();
         // An operator who has switched it off is to be heard when that is over.
         let of_others = self.rests.is_empty() && self.guests.is_empty() && !order::is_off();
-        at_peers && with_them && of_conns && of_rings && of_others && !self.rdma.is_used() && !self.census.is_under_way()
+        at_peers
+            && with_them
+            && of_conns
+            && of_rings
+            && of_others
+            && !self.rdma.is_used()
+            && !self.census.is_under_way()
     }
 
     /// When the thread may go, or `i64::MAX`.
