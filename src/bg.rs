@@ -48,6 +48,8 @@ static LEAVES: AtomicU32 = AtomicU32::new(0);
 static LEFT: AtomicPtr<Bg> = AtomicPtr::new(core::ptr::null_mut());
 /// How often one has gone.
 static RESTS: AtomicU32 = AtomicU32::new(0);
+/// The process has had children: programs that they become ask a thread of ours for what they have inherited.
+static BEARS: AtomicBool = AtomicBool::new(false);
 /// The thread's epoll set, or -1.
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
@@ -126,6 +128,15 @@ pub fn provide_bells() {
     }
 }
 
+/// Before the process has a child, which may become a program that asks for a connection: if there ever was a thread there is
+/// one from now on. Waits until it has begun where the program has no other thread.
+pub fn bear() {
+    BEARS.store(true, SeqCst);
+    if STATE.load(SeqCst) == 0 && RESTS.load(SeqCst) > 0 {
+        start();
+    }
+}
+
 /// Whether there is the thread.
 pub fn is_there() -> bool {
     STATE.load(Relaxed) == 2
@@ -165,8 +176,9 @@ pub fn reset_after_fork() {
     }
     LEFT.store(core::ptr::null_mut(), Relaxed);
     INBOX.store(core::ptr::null_mut(), Relaxed);
-    SEND_BELLS.store(false, Relaxed);
-    PROVIDE_BELLS.store(false, Relaxed);
+    for flag in [&SEND_BELLS, &PROVIDE_BELLS, &BEARS] {
+        flag.store(false, Relaxed);
+    }
     crowd::reset_after_fork();
     EPFD.store(-1, Relaxed);
 }

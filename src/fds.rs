@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Before, Entry};
-use crate::{arena, bg, chaos, config, early, epoll, fdhigh, options, pins, process, pump, visit};
+use crate::{arena, bg, chaos, config, early, epoll, fdhigh, foreign, options, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
 
@@ -288,6 +288,9 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
     epoll::fd_closed(c);
     if how != How::Stale {
         process::read_kernel_counts(c, fd);
+    }
+    if c.came_by_exec() {
+        foreign::take_down_sign(c);
     }
     let me = process::holder_id();
     if !c.holders.is_only(me) {

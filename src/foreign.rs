@@ -4,6 +4,8 @@
 //! started it, now or later. It leaves them alone until they are used. Then it asks its ancestors: each
 //! process that has a background thread listens at a name made of its id. The one that has the connection
 //! brings it home, upgrades it no more while we live, and says so; until then it says that it is at it.
+//! An ancestor that has no such thread yet may have one later: before it upgrades a connection it looks for
+//! a sign that an image puts up which has asked for it and found nobody.
 
 use crate::conn::{Conn, Phase};
 use crate::fdhigh::Room;
@@ -110,10 +112,16 @@ pub fn fetch(c: &Conn) {
     }
     c.stats().gen.fetch_or(1, Relaxed);
     let fd = c.local().fd.load(Relaxed);
-    if ask_ancestors(fd, true) == Answer::Lost {
-        // What is in its stream may be frames.
-        log(Level::Warn, format_args!("nobody brings an inherited connection home, and it is reset"));
-        pump::disconnect(c);
+    // An ancestor that does not listen yet may have it moved as soon as it does. It looks for the sign first.
+    put_up_sign(c, fd);
+    match ask_ancestors(fd, true) {
+        Answer::Home => take_down_sign(c),
+        Answer::Lost => {
+            // What is in its stream may be frames.
+            log(Level::Warn, format_args!("nobody brings an inherited connection home, and it is reset"));
+            pump::disconnect(c);
+        }
+        Answer::Nothing => {}
     }
     if c.phase() != Phase::Raw {
         return;
@@ -123,6 +131,38 @@ pub fn fetch(c: &Conn) {
         c.set_tcp_counts(counts);
     }
     c.set_phase(Phase::Plain);
+}
+
+/// How many images at a time can say that they use one socket.
+const SIGNS: u32 = 4;
+
+fn signs_of(cookie: u64) -> impl Iterator<Item = rv::Name> {
+    (0..SIGNS).map(move |n| rv::name(format_args!("ringsock/used-{cookie}-{n}")))
+}
+
+/// Says, as long as the connection is open here, that an image uses it that nobody has been asked for.
+fn put_up_sign(c: &Conn, fd: c_int) {
+    let Some(cookie) = cookie(fd) else { return };
+    let _room = Room::make();
+    for name in signs_of(cookie) {
+        match rv::stand_at(&name) {
+            Err(libc::EADDRINUSE) => {}
+            r => return c.local().sign.store(r.unwrap_or(0), SeqCst),
+        }
+    }
+}
+
+/// The connection is used here no more, or its owner knows that it is.
+pub fn take_down_sign(c: &Conn) {
+    let fd = c.local().sign.swap(0, SeqCst);
+    if fd > 0 {
+        sys::close(fd);
+    }
+}
+
+/// Whether an image uses the socket with that cookie that has found nobody to ask for it.
+pub fn is_signed(cookie: u64) -> bool {
+    rv::is_stood_at(signs_of(cookie))
 }
 
 /// Another thread, or process, is at it: whether it comes to an end soon. It may have been killed, or wait for its turn below

@@ -116,8 +116,16 @@ pub fn spawn_gives(acts: *const c_void, fd: c_int) {
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
 pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char, acts: *const c_void) -> bool {
+    about_to_bear();
     // SAFETY: the caller's promise.
     process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare(acts as usize)
+}
+
+/// Before the process has a child by other ways than `fork`.
+pub fn about_to_bear() {
+    if process::is_active() && !process::is_guest() {
+        bg::bear();
+    }
 }
 
 /// A child that cannot be preloaded has been spawned, or (0) was not.

@@ -299,6 +299,7 @@ pub fn fork_prepare() {
     if !is_active() {
         return;
     }
+    bg::bear();
     let token = new_token();
     let mut any = false;
     each_held(|c| {

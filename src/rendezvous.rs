@@ -228,10 +228,36 @@ pub fn address(t: &Tuple) -> Name {
 }
 
 fn unix_socket() -> SysResult<c_int> {
-    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    socket_of(libc::SOCK_SEQPACKET).map(crate::fdhigh::not_for_children)
+}
+
+fn socket_of(kind: c_int) -> SysResult<c_int> {
+    let flags = kind | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no preconditions.
     let fd = unsafe { sys!(libc::SYS_socket, libc::AF_UNIX, flags, 0) }? as c_int;
-    Ok(crate::fdhigh::not_for_children(crate::fdhigh::move_high(fd)))
+    Ok(crate::fdhigh::move_high(fd))
+}
+
+/// A socket that does nothing but have a name, as long as this process or a child of it lives.
+pub fn stand_at((sa, len): &Name) -> SysResult<c_int> {
+    let fd = socket_of(libc::SOCK_DGRAM)?;
+    // SAFETY: `sa` is valid for `len` bytes.
+    match unsafe { sys!(libc::SYS_bind, fd, sa, *len) } {
+        Ok(_) => Ok(fd),
+        Err(e) => {
+            sys::close(fd);
+            Err(e)
+        }
+    }
+}
+
+/// Whether anybody [stands](stand_at) at one of these names.
+pub fn is_stood_at(mut names: impl Iterator<Item = Name>) -> bool {
+    let Ok(fd) = socket_of(libc::SOCK_DGRAM) else { return false };
+    // SAFETY: `sa` is valid for `len` bytes.
+    let there = names.any(|(sa, len)| unsafe { sys!(libc::SYS_connect, fd, &sa, len) } != Err(libc::ECONNREFUSED));
+    sys::close(fd);
+    there
 }
 
 /// Listens at the connection's name.

@@ -300,11 +300,13 @@ hook! {
 
 /// Where libc's is, found before there is a second process.
 unsafe extern "C" fn find_vfork() -> *const core::ffi::c_void {
+    keep_errno(ops::about_to_bear);
     real::vfork.get()
 }
 
 /// The same.
 unsafe extern "C" fn find_clone() -> *const core::ffi::c_void {
+    keep_errno(ops::about_to_bear);
     real::clone.get()
 }
 

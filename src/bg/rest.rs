@@ -2,8 +2,8 @@
 //! that is about an fd a little slower. The next connection that has something to gain starts another.
 //!
 //! It stays while a peer may come (a connection that is looked for, links), while anything is under way, while an operator
-//! has switched the library off, and, where RDMA was used, for good. What a program that asks for a connection, or an operator, would hear is what they hear where no
-//! thread ever was: nothing is on a ring.
+//! has switched the library off, and for good where RDMA was used or the process has had children (see [`bear`]). While there
+//! is none an operator hears what is said where none ever was: nothing is on a ring.
 
 use super::*;
 
@@ -29,7 +29,7 @@ impl Bg {
         let of_conns = self.restless.is_empty() && self.later.is_empty() && self.suspects.is_empty();
         let of_rings = self.corked.is_empty() && self.grown.is_empty() && self.held_links.is_empty();
         // An operator who has switched it off is to be heard when that is over.
-        let of_others = self.rests.is_empty() && self.guests.is_empty() && !order::is_off();
+        let of_others = self.rests.is_empty() && self.guests.is_empty() && !order::is_off() && !BEARS.load(SeqCst);
         at_peers
             && with_them
             && of_conns
@@ -65,16 +65,16 @@ impl Bg {
             self.idle_since = now;
             return false;
         }
+        RESTS.fetch_add(1, SeqCst);
         LEAVES.store(1, SeqCst);
         STATE.store(0, SeqCst);
         full_fence();
         // Who has put something there before that has rung, and starts nobody.
-        if is_asked() && STATE.compare_exchange(0, 2, SeqCst, SeqCst).is_ok() {
+        if (is_asked() || BEARS.load(SeqCst)) && STATE.compare_exchange(0, 2, SeqCst, SeqCst).is_ok() {
             LEAVES.store(0, SeqCst);
             futex_wake(&LEAVES, i32::MAX);
             return false;
         }
-        RESTS.fetch_add(1, Relaxed);
         self.idle_since = 0;
         // Nobody who has not been found by now can be, so their ends concern the program alone.
         for k in self.known.drain().map(|(_, k)| k) {

@@ -333,6 +333,10 @@ impl Bg {
             make_plain(conn, Why::Unseen);
             return Err(Not::For(Why::Unseen));
         }
+        let fd = conn.local().fd.load(Relaxed);
+        if crate::foreign::cookie(fd).is_some_and(|c| desk::run(|| crate::foreign::is_signed(c))) {
+            return Err(Not::For(Why::Shared));
+        }
         crate::fault::stand_by();
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);

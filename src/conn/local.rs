@@ -56,6 +56,8 @@ pub struct Local {
     pub direct: AtomicBool,
     /// A visit took too long: later ones do not wait.
     pub hasty: AtomicBool,
+    /// By which it is said that this image uses what it has inherited, see [`crate::foreign::fetch`]; 0: nothing.
+    pub sign: AtomicI32,
 }
 
 impl Local {

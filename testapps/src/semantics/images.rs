@@ -24,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("image-spawn-by-name-static", |cx| by_name(cx, true)),
     ("image-no-file", no_file),
     ("image-untouched", untouched),
+    ("image-before-anybody-looks", before_anybody_looks),
     ("image-outlives-us", outlives),
     ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
     ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
@@ -231,6 +232,31 @@ fn untouched(cx: &mut Cx) -> Res {
     sys::close(NUMBER)?;
     bye(cx)?;
     Ok(())
+}
+
+/// A program waits for bytes of a connection before enough has gone through it to be worth a ring. Then enough does.
+fn before_anybody_looks(cx: &mut Cx) -> Res {
+    child_must_leave_tcp(cx)?;
+    // A child has nobody yet who could be asked for it.
+    let pid = child(|| {
+        cx.renew()?;
+        sys::dup2(cx.fd, NUMBER)?;
+        let (rd, wr) = sys::pipe()?;
+        sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        let pid = start(How::Spawn, &["/bin/bash", "-c", "head -c 1000 <&57"], wr)?;
+        sys::close(wr)?;
+        crate::util::pause_ms(200);
+        cx.post(Op::Recv, 100 * 16, 0, 0)?;
+        for _ in 0..100 {
+            cx.send(16)?;
+            crate::util::pause_ms(3);
+        }
+        cx.wait()?;
+        sys::close(NUMBER)?;
+        cx.tell(Op::Send, 1000, 0, 0)?;
+        has_read(cx, pid, rd)
+    })?;
+    reap(pid)
 }
 
 fn outlives(cx: &mut Cx) -> Res {
