@@ -627,8 +627,8 @@ impl Bg {
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
-        if conn.visited.load(SeqCst) {
-            // Whoever has it waits in the kernel from now on, also for what is still to be read of a replay.
+        if conn.visited.load(SeqCst) || epoll::is_shared(conn) {
+            // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();
             if conn.local().managed.load(SeqCst) && visit::is_home(&mut b) {
                 epoll::unmanage(&mut b);
@@ -659,6 +659,7 @@ impl Bg {
                 wanted.push(c);
             }
         });
+        epoll::wanted(|c| wanted.push(c));
         for c in wanted {
             // Who only sends must not wait until somebody reads what stands before a mark.
             pump::hurry(&mut c.lock_both());
@@ -733,6 +734,10 @@ impl Bg {
                 }
                 return;
             }
+            if shared && home && conn.local().managed.load(SeqCst) {
+                epoll::unmanage(&mut b);
+            }
+            epoll::fd_closed(conn);
             if shared && home {
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {

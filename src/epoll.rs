@@ -38,6 +38,7 @@ mod ended;
 mod inherited;
 mod listing;
 mod nested;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -48,6 +49,7 @@ pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use listing::any_listed;
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
+pub use shared::{is_shared, wanted};
 pub use wait::{kernel_has_news, look, wait};
 pub use whole::{fork_is_over, is_forking};
 use whole::{Changing, Whole};
@@ -129,10 +131,17 @@ impl Item {
         epoll_event { events: self.events, u64: self.data }
     }
 
-    /// Changes it in the kernel's set, which may lack it.
-    fn kernel_mod(&self, epfd: c_int, fd: c_int, ev: &epoll_event) -> SysResult {
+    /// Whether the kernel's set `of` may lack it, though it was not taken out.
+    fn may_lack(&self, of: &Set) -> bool {
+        // A one-shot may have fired in another process.
+        self.spent || self.away || self.events & ONESHOT != 0 && of.forked.load(Relaxed)
+    }
+
+    /// Changes it in the kernel's set `of`.
+    fn kernel_mod(&self, of: &Set, fd: c_int, ev: &epoll_event) -> SysResult {
+        let epfd = of.epfd.load(Relaxed);
         match kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ev) {
-            Err(libc::ENOENT) if self.spent || self.away => kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev),
+            Err(libc::ENOENT) if self.may_lack(of) => kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev),
             r => r,
         }
     }
@@ -186,6 +195,9 @@ pub struct Set {
     belled: AtomicBool,
     /// Another process may use it as well.
     forked: AtomicBool,
+    /// Which ones do, and what `set` was there when it was ours; null: none has been forked since it was made.
+    shared: AtomicPtr<shared::Record>,
+    shared_as: AtomicU32,
     managed: AtomicU32,
     /// How many connections it has that are fresh (`young.rs`).
     young: AtomicU32,
@@ -276,6 +288,8 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             token: AtomicU64::new(0),
             belled: AtomicBool::new(false),
             forked: AtomicBool::new(false),
+            shared: AtomicPtr::new(core::ptr::null_mut()),
+            shared_as: AtomicU32::new(0),
             managed: AtomicU32::new(0),
             young: AtomicU32::new(0),
             listed: AtomicU32::new(0),
@@ -383,6 +397,7 @@ fn closed(s: &'static Set) {
         // Another thread may have closed the connection meanwhile.
         conn.local().watchers_left(before - items.len());
     }
+    s.leave();
     s.listed.store(0, Relaxed);
     s.moving.store(0, Relaxed);
     s.managed.store(0, Relaxed);

@@ -285,7 +285,6 @@ pub fn close_unnamed(c: &'static Conn) {
 fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
     let c = b.rx.conn();
     let kernel = || close_number(fd, how);
-    epoll::fd_closed(c);
     if how != How::Stale {
         process::read_kernel_counts(c, fd);
     }
@@ -297,7 +296,8 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
         // Other processes hold it, so nothing ends here; but the number is not ours to use any more.
         let mut keep = -1;
         if c.is_ours() && how != How::Stale {
-            // Only we can bring it home for them: the background thread does, with an fd of its own.
+            // Only we can bring it home for them: the background thread does, with an fd of its own. Sets that have it keep it
+            // as long as anybody has it open: they give it to the kernel's then.
             pump::hurry(&mut b);
             if let Ok(d) = fdhigh::dup_high(fd) {
                 keep = d;
@@ -306,6 +306,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
             }
         }
         if keep < 0 {
+            epoll::fd_closed(c);
             c.holders.remove(me);
         }
         c.local().fd.store(keep, SeqCst);
@@ -319,6 +320,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
         }
         return r;
     }
+    epoll::fd_closed(c);
     let mut abort = false;
     if c.phase() == Phase::Managed {
         if let Some(own) = c.own() {

@@ -48,6 +48,13 @@ impl Holders {
         self.more.fetch_add(1, SeqCst);
     }
 
+    /// The same, if it is not on the list yet.
+    pub fn add_once(&self, who: u32) {
+        if !self.who.iter().any(|w| w.load(SeqCst) == who) {
+            self.add(who);
+        }
+    }
+
     /// Before a fork: the child that is known by `token`.
     pub fn expect(&self, token: u32) {
         self.add(UNBORN | token);

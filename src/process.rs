@@ -306,11 +306,10 @@ pub fn fork_prepare() {
         c.holders.expect(token);
         any |= !c.is_inherited();
     });
-    if any {
+    early::about_to_fork();
+    if epoll::about_to_fork() || any {
         visit::offer_bell();
     }
-    early::about_to_fork();
-    epoll::about_to_fork();
 }
 
 /// After fork, in the parent, before anybody knows its result.

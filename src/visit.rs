@@ -86,6 +86,11 @@ pub fn is_home(b: &mut Both) -> bool {
     tx && matches!(b.sw().rx(), RxPath::Tcp | RxPath::Replay) && !b.rx.conn().awaits_fin()
 }
 
+/// Wakes those that this process descends from.
+pub fn call_ancestors() {
+    FDS.iter().map(|fd| fd.load(Relaxed)).filter(|fd| *fd >= 0).for_each(bell::ring_fd);
+}
+
 /// Before a process that inherited `c` uses it. From then on only TCP serves it, until one process alone holds it.
 #[inline]
 pub fn arrive(c: &Conn) {

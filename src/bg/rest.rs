@@ -1,9 +1,10 @@
-//! The end of a background thread that has nothing to do: with one thread more the kernel does each call of the program
-//! that is about an fd a little slower. The next connection that has something to gain starts another.
+//! The end of a background thread that has nothing to do. With a second thread the kernel does each call of the program that
+//! is about an fd a little slower, and libc those that may wait. The next connection that has something to gain starts another.
 //!
-//! It stays while a peer may come (a connection that is looked for, links), while anything is under way, while an operator
-//! has switched the library off, and for good where RDMA was used or the process has had children (see [`bear`]). While there
-//! is none an operator hears what is said where none ever was: nothing is on a ring.
+//! It stays where the program has threads of its own, and nothing to gain; while a peer may come (a connection that is looked
+//! for, links); while anything is under way; while an operator has switched the library off; and for good where RDMA was used,
+//! or the process has had children (see [`bear`]). While there is none an operator hears what is said where none ever was:
+//! nothing is on a ring.
 
 use super::*;
 
@@ -23,6 +24,9 @@ pub(super) fn is_asked() -> bool {
 
 impl Bg {
     fn has_nothing_to_do(&self) -> bool {
+        if crate::process::has_threads() {
+            return false;
+        }
         let at_peers =
             self.looks.is_empty() && self.callers.is_empty() && self.links.is_empty() && self.dead.is_empty();
         let with_them = self.parked.is_empty() && self.unsent.is_empty() && self.ask_later.is_empty();

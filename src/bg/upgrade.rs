@@ -337,6 +337,9 @@ impl Bg {
         if crate::foreign::cookie(fd).is_some_and(|c| desk::run(|| crate::foreign::is_signed(c))) {
             return Err(Not::For(Why::Shared));
         }
+        if epoll::is_shared(conn) {
+            return Err(Not::For(Why::Shared));
+        }
         crate::fault::stand_by();
         let mut b = conn.lock_both();
         let fd = conn.local().fd.load(Relaxed);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::early;
+use crate::stats::Why;
 
 /// The connection's last number is closed, and its items go with it; until then the sets report it under the number that
 /// was added.
@@ -45,8 +46,8 @@ pub unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Ou
 #[derive(PartialEq)]
 enum Change {
     Done,
-    /// Nothing: the set would need a bell, and gets none.
-    NoBell,
+    /// Nothing: the set would need a bell, and gets none, or others use it, too.
+    NotOurs(Why),
     /// Nothing: the number is another record's.
     Elsewhere,
 }
@@ -81,14 +82,14 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
     };
     let Some(set) = make_set(epfd) else { return Some(Outcome::Bypass) };
     let mut done = set.change(op, fd, conn, want);
-    if done == Ok(Change::NoBell) {
-        crate::process::give_up(conn, crate::stats::Why::Resources);
+    if let Ok(Change::NotOurs(why)) = done {
+        crate::process::give_up(conn, why);
         done = set.change(op, fd, conn, want);
     }
     Some(match done {
         Ok(Change::Elsewhere) => return None,
         // It could not return, and is reset.
-        Ok(Change::NoBell) => Outcome::Fail(libc::ENOSPC),
+        Ok(Change::NotOurs(_)) => Outcome::Fail(libc::ENOSPC),
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
                 conn.evidence.store(true, Relaxed);
@@ -117,6 +118,7 @@ impl Set {
             self.came(&mut i);
             if i.managed {
                 self.managed.fetch_sub(1, SeqCst);
+                self.count_managed(-1);
             }
         }
     }
@@ -133,10 +135,19 @@ impl Set {
         self.came(item);
     }
 
+    /// Why the set can have nothing that is managed.
+    fn has_no_room(&self) -> Option<Why> {
+        match self.need_bell() {
+            None => Some(Why::Resources),
+            _ => self.is_shared().then_some(Why::Shared),
+        }
+    }
+
     /// One more item is managed, in a set that has a bell. Those who sleep in the kernel, and do not know of the
     /// bell, are counted there from now on.
     fn one_more(&self) {
         let b = self.bell.load(Acquire);
+        self.count_managed(1);
         if self.managed.fetch_add(1, SeqCst) == 0 {
             bell::count_unaware(b, self.place());
             bell::ring(b);
@@ -199,11 +210,12 @@ impl Set {
         let mut item = inner.items.get_mut(&key);
         if let (libc::EPOLL_CTL_MOD, Some(i), false) = (op, &mut item, managed) {
             // What programs do most with connections that are the kernel's.
-            i.kernel_mod(epfd, fd, &ev)?;
+            i.kernel_mod(self, fd, &ev)?;
             self.item_changed(i, &ev, false);
             return Ok(Change::Done);
         }
         let absent = item.as_ref().is_some_and(|i| i.spent || i.away);
+        let may_lack = item.as_ref().is_some_and(|i| i.may_lack(self));
         let known = item.map(|i| (i.managed, i.events));
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) if managed || absent => {
@@ -212,8 +224,8 @@ impl Set {
             }
             (libc::EPOLL_CTL_ADD, _) if managed => {
                 check_exclusive(ev.events)?;
-                if self.need_bell().is_none() {
-                    return Ok(Change::NoBell);
+                if let Some(why) = self.has_no_room() {
+                    return Ok(Change::NotOurs(why));
                 }
                 self.one_more();
             }
@@ -225,8 +237,8 @@ impl Set {
             (libc::EPOLL_CTL_MOD, None) if managed => {
                 // Added before it was a connection: that the kernel knows it proves that it is here.
                 kernel_ctl(epfd, op, fd, &ev)?;
-                if self.need_bell().is_none() {
-                    return Ok(Change::NoBell);
+                if let Some(why) = self.has_no_room() {
+                    return Ok(Change::NotOurs(why));
                 }
                 let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
                 self.one_more();
@@ -239,7 +251,7 @@ impl Set {
             (libc::EPOLL_CTL_DEL, _) => {
                 if known.is_none_or(|(managed, _)| !managed) {
                     match kernel_ctl(epfd, op, fd, &ev) {
-                        Err(libc::ENOENT) if absent => {}
+                        Err(libc::ENOENT) if may_lack => {}
                         r => drop(r?),
                     }
                 }
@@ -331,6 +343,7 @@ pub fn manage(b: &mut Both) -> bool {
         bell::ring(s.bell.load(Relaxed));
     }
     *b.rx.told() = told.unwrap_or(Told::NOTHING);
+    shared::look_back(items);
     true
 }
 
@@ -430,6 +443,7 @@ pub fn unmanage(b: &mut Both) {
             i.aside = if i.spent { -1 } else { give_back(s.epfd.load(Relaxed), *fd, conn, &ev) };
             i.managed = false;
             s.managed.fetch_sub(1, SeqCst);
+            s.count_managed(-1);
             s.moves.fetch_add(1, SeqCst);
         }
     }

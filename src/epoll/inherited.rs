@@ -30,6 +30,7 @@ impl Set {
         if before == now || self.life.compare_exchange(before, now, AcqRel, Relaxed).is_err() {
             return;
         }
+        let whole = self.enter();
         let items: Vec<(Key, Item)> = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
@@ -46,7 +47,7 @@ impl Set {
             }
             let away = !visit::settle(conn) && !item.spent;
             let ev = item.for_kernel();
-            if !item.spent && !away {
+            if !item.spent && !away && !whole {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             }
@@ -146,25 +147,30 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
 }
 
 /// Before a fork: either process may put its bell into a set, where the other finds it. To be followed by
-/// [`fork_is_over`] in the parent.
-pub fn about_to_fork() {
+/// [`fork_is_over`] in the parent. Whether there is any set.
+pub fn about_to_fork() -> bool {
     // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. Most are settled
     // before others have to wait for the fork; none is begun during it.
     crate::arena::each(|_| ());
     whole::fork_begins();
     crate::arena::each(|_| ());
+    let mut any = false;
     for fd in 0..=table::highest() {
         if let Entry::Set(s) = table::get(fd) {
+            any = true;
             s.belled.store(true, SeqCst);
             s.forked.store(true, SeqCst);
+            s.may_be_shared();
             s.await_whole();
         }
     }
+    any
 }
 
 /// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.
 pub fn reset_after_fork() {
     whole::reset_after_fork();
+    shared::reset_after_fork();
     FREE_LOCK.reset_after_fork();
     EXPOSED.lock.reset_after_fork();
     // SAFETY: this is the child's only thread.

@@ -17,6 +17,9 @@ pub const CHECKS: &[Check] = &[
     ("set-with-a-one-shot-that-has-fired", fired),
     ("set-with-an-edge-that-was-told", told),
     ("set-of-a-child-and-a-reset", reset),
+    ("set-that-a-child-uses-first", |cx| of_both(cx, true)),
+    ("set-that-a-child-uses-late", |cx| of_both(cx, false)),
+    ("set-of-who-has-closed", closed_here),
     ("child-of-who-was-refused", refused),
     ("child-of-who-has-shut", |cx| has_shut(cx, false)),
     ("child-of-who-has-shut-and-closed", |cx| has_shut(cx, true)),
@@ -71,6 +74,80 @@ fn told(cx: &mut Cx) -> Res {
     same!(events(ep, 1000)?, EPOLLIN, "events then");
     same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set in the end");
     cx.recv(150)?;
+    sys::close(ep)?;
+    Ok(())
+}
+
+/// A child uses the set of its parent, which then adds a connection that the child does not have: before that, or when the
+/// connection has left TCP already.
+fn of_both(cx: &mut Cx, first: bool) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    let ((hear, tell), (listen, say)) = (sys::pipe()?, sys::pipe()?);
+    let pid = child(move || {
+        if first {
+            same!(events(ep, 0)?, 0, "what the child is told of nothing");
+            sys::write_all_fd(say, &[1])?;
+        }
+        sys::read_exact(hear, &mut [0])?;
+        for _ in 0..3 {
+            same!(events(ep, 3000)?, EPOLLIN, "what the child is told");
+        }
+        sys::write_all_fd(say, &[1])?;
+        sys::read_exact(hear, &mut [0])?;
+        same!(events(ep, 0)?, 0, "what the child is told when it is read");
+        Ok(())
+    })?;
+    if first {
+        sys::read_exact(listen, &mut [0])?;
+    }
+    cx.renew()?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
+    if first {
+        cx.warm(80, 12)?;
+    } else {
+        cx.leave_tcp()?;
+    }
+    cx.tell(Op::Send, 500, 0, 0)?;
+    cx.arrive(500)?;
+    sys::write_all_fd(tell, &[1])?;
+    sys::read_exact(listen, &mut [0])?;
+    same!(events(ep, 1000)?, EPOLLIN, "what the parent is told");
+    cx.recv(500)?;
+    sys::write_all_fd(tell, &[1])?;
+    reap(pid)?;
+    // It is the parent's alone again.
+    cx.leave_tcp()?;
+    cx.later(10, 500)?;
+    same!(events(ep, 3000)?, EPOLLIN, "events in the parent alone");
+    cx.recv(500)?;
+    cx.wait()?;
+    sys::close(ep)?;
+    Ok(())
+}
+
+/// The parent closes its number of a connection that a child holds: its set goes on to tell of that.
+fn closed_here(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let (hear, tell) = sys::pipe()?;
+    let mut c = cx.with_fd(cx.fd);
+    let pid = child(move || {
+        sys::read_exact(hear, &mut [0])?;
+        c.recv(500)
+    })?;
+    sys::close(std::mem::replace(&mut cx.fd, -1))?;
+    for pause in [0, 30] {
+        util::pause_ms(pause);
+        same!(events(ep, 0)?, 0, "events of nothing");
+    }
+    cx.tell(Op::Send, 500, 0, 0)?;
+    for _ in 0..3 {
+        same!(events(ep, 3000)?, EPOLLIN, "events under the closed number");
+    }
+    sys::write_all_fd(tell, &[1])?;
+    reap(pid)?;
+    same!(events(ep, 0)?, 0, "events when nobody has it");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads in the end");
     sys::close(ep)?;
     Ok(())
 }
