@@ -23,6 +23,8 @@ pub(super) struct Record {
     managed: AtomicU32,
     /// One that has begun to use it wants them home.
     wanted: AtomicBool,
+    /// One that had such items has closed the set: the kernel's does not have them, whoever uses it.
+    lacks: AtomicBool,
     /// The process that has made the record (`process::life`), and uses it for one set after another: ...
     owner: AtomicU32,
     /// ... this one.
@@ -80,11 +82,11 @@ impl Set {
     /// Before a fork: the child may come to use the set.
     pub(super) fn may_be_shared(&self) {
         let me = process::holder_id();
-        if let Some(r) = self.record() {
-            if !self.is_inherited() {
-                r.users.add_once(me);
-            }
+        if self.is_inherited() {
             return;
+        }
+        if let Some(r) = self.record() {
+            return r.users.add_once(me);
         }
         let Some(r) = Record::take() else { return };
         r.users.add_once(me);
@@ -122,7 +124,7 @@ impl Set {
         loop {
             let n = r.managed.load(SeqCst);
             if n == 0 || now_ns() >= until || r.users.is_only(me) {
-                return n == 0;
+                return n == 0 && !r.lacks.load(SeqCst);
             }
             r.wanted.store(true, SeqCst);
             visit::call_ancestors();
@@ -134,7 +136,9 @@ impl Set {
     pub(super) fn leave(&self) {
         let Some(r) = self.record() else { return };
         if !self.is_inherited() {
-            r.managed.fetch_sub(self.managed.load(SeqCst), SeqCst);
+            let mine = self.managed.load(SeqCst);
+            r.lacks.fetch_or(mine > 0, SeqCst);
+            r.managed.fetch_sub(mine, SeqCst);
             futex_wake(&r.managed, i32::MAX);
             r.users.remove_if_there(process::holder_id());
         }
@@ -145,6 +149,7 @@ impl Set {
         // The next set that this record of a set stands for has it. A child that has inherited it, and never used it, sees that.
         r.managed.store(0, SeqCst);
         r.wanted.store(false, SeqCst);
+        r.lacks.store(false, SeqCst);
         self.shared_as.store(r.set.fetch_add(1, SeqCst).wrapping_add(1), Relaxed);
     }
 }

@@ -20,6 +20,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-a-child-uses-first", |cx| of_both(cx, true)),
     ("set-that-a-child-uses-late", |cx| of_both(cx, false)),
     ("set-of-who-has-closed", closed_here),
+    ("set-handed-on", handed_on),
     ("child-of-who-was-refused", refused),
     ("child-of-who-has-shut", |cx| has_shut(cx, false)),
     ("child-of-who-has-shut-and-closed", |cx| has_shut(cx, true)),
@@ -150,6 +151,33 @@ fn closed_here(cx: &mut Cx) -> Res {
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads in the end");
     sys::close(ep)?;
     Ok(())
+}
+
+/// A child goes on with a connection and its set, which the parent closes.
+fn handed_on(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let (hear, tell) = sys::pipe()?;
+    let mut c = cx.with_fd(cx.fd);
+    let pid = child(move || {
+        sys::read_exact(hear, &mut [0])?;
+        for i in 0..5 {
+            same!(events(ep, 3000)?, EPOLLIN, "event {i} in the child");
+            c.recv(100)?;
+            same!(events(ep, 0)?, 0, "event {i} when it is read");
+            c.send(100)?;
+        }
+        Ok(())
+    })?;
+    sys::close(ep)?;
+    util::pause_ms(20);
+    sys::write_all_fd(tell, &[1])?;
+    for _ in 0..5 {
+        cx.tell(Op::Send, 100, 0, 0)?;
+        same!(cx.tell(Op::Recv, 100, 0, 0)?, 100, "bytes of the child");
+    }
+    (cx.tx, cx.rx) = (cx.tx + 500, cx.rx + 500);
+    reap(pid)?;
+    cx.leave_tcp()
 }
 
 /// Both directions are shut here, and the peer sends: what a child is told of a connection of its parent's that this has reset.
