@@ -65,8 +65,12 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         return unsafe { early::epoll_ctl(epfd, op, fd, ev) };
     };
     chaos::stumble();
-    if conn.is_inherited() && op != libc::EPOLL_CTL_DEL {
-        crate::visit::settle(conn);
+    if conn.is_inherited() {
+        if op != libc::EPOLL_CTL_DEL {
+            crate::visit::settle(conn);
+        }
+        // Only a set that is the child's own says what it has of the connection.
+        set_of(epfd);
     }
     if matches!(conn.phase(), Phase::Plain | Phase::Closed) && conn.local_items_empty() {
         // A record that is no more has no items, but the one that it goes on as may have.
