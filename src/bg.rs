@@ -24,7 +24,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub mod guests;
 mod held;
 mod idle;
-mod rest;
+mod life;
 mod search;
 mod sight;
 mod unseen;
@@ -32,24 +32,11 @@ mod unused;
 mod upgrade;
 mod verbs;
 
-use rest::is_asked;
+pub use life::{bear, end, entries, is_there};
+use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
-/// 0: there is none, 1: starting, 2: running, 3: cannot be started, or has ended for good.
-static STATE: AtomicU32 = AtomicU32::new(0);
-/// The thread is to end.
-static END: AtomicBool = AtomicBool::new(false);
-/// The id of the thread, or of the last one.
-static TID: AtomicU32 = AtomicU32::new(0);
-/// 1: a thread that had nothing to do is about to be gone. The next one waits for that.
-static LEAVES: AtomicU32 = AtomicU32::new(0);
-/// What it has left to the next one, or null.
-static LEFT: AtomicPtr<Bg> = AtomicPtr::new(core::ptr::null_mut());
-/// How often one has gone.
-static RESTS: AtomicU32 = AtomicU32::new(0);
-/// The process has had children: programs that they become ask a thread of ours for what they have inherited.
-static BEARS: AtomicBool = AtomicBool::new(false);
 /// The thread's epoll set, or -1.
 static EPFD: AtomicI32 = AtomicI32::new(-1);
 static SEND_BELLS: AtomicBool = AtomicBool::new(false);
@@ -87,12 +74,6 @@ const GRACE_NS: i64 = 2_000 * MS;
 const CONN_EVENTS: c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
 /// How long a half-made link may take.
 const HANDSHAKE_NS: i64 = 2_000 * MS;
-/// A thread that has nothing to do waits for something for so long, twice as long after each time that it did not come, ...
-const REST_AFTER_NS: i64 = 50 * MS;
-/// ... so many times.
-const REST_DOUBLINGS: u32 = 9;
-/// How long a call that starts the thread waits until it has begun.
-const START_NS: i64 = 100 * MS;
 
 /// Hands a connection to the background thread, starting it if need be.
 pub fn submit(c: &Conn) {
@@ -128,20 +109,6 @@ pub fn provide_bells() {
     }
 }
 
-/// Before the process has a child, which may become a program that asks for a connection: if there ever was a thread there is
-/// one from now on. Waits until it has begun where the program has no other thread.
-pub fn bear() {
-    BEARS.store(true, SeqCst);
-    if STATE.load(SeqCst) == 0 && RESTS.load(SeqCst) > 0 {
-        start();
-    }
-}
-
-/// Whether there is the thread.
-pub fn is_there() -> bool {
-    STATE.load(Relaxed) == 2
-}
-
 /// Has the thread listen to the bell that forked children ring. Where there is no thread yet, it will.
 pub fn watch_visitors(bell: c_int) {
     let epfd = EPFD.load(Acquire);
@@ -171,117 +138,12 @@ pub fn channels_place() -> (c_int, u64) {
 
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
-    for word in [&STATE, &TID, &LEAVES, &RESTS] {
-        word.store(0, Relaxed);
-    }
-    LEFT.store(core::ptr::null_mut(), Relaxed);
+    life::reset_after_fork();
     INBOX.store(core::ptr::null_mut(), Relaxed);
-    for flag in [&SEND_BELLS, &PROVIDE_BELLS, &BEARS] {
-        flag.store(false, Relaxed);
-    }
+    SEND_BELLS.store(false, Relaxed);
+    PROVIDE_BELLS.store(false, Relaxed);
     crowd::reset_after_fork();
     EPFD.store(-1, Relaxed);
-}
-
-/// Ends the thread, for good: nothing moves to a ring any more. Waits until it is gone, for a second at most.
-pub fn end() {
-    END.store(true, SeqCst);
-    let _ = STATE.compare_exchange(0, 3, SeqCst, SeqCst);
-    bell::ring(0);
-    let until = now_ns() + 1_000 * MS;
-    while now_ns() < until {
-        let (ended, tid) = (STATE.load(SeqCst) == 3, TID.load(SeqCst));
-        // SAFETY: signal 0 asks only whether the thread exists.
-        if ended && (tid == 0 || unsafe { sys!(libc::SYS_tgkill, crate::process::pid(), tid, 0) }.is_err()) {
-            return;
-        }
-        // SAFETY: no preconditions.
-        let _ = unsafe { sys!(libc::SYS_sched_yield) };
-    }
-}
-
-#[cold]
-fn start() {
-    if STATE.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
-        return;
-    }
-    if !spawn(main) {
-        failed();
-    } else if !crate::process::has_threads() {
-        // What it does first may need a low number for a moment. The program has no other thread that could meet it.
-        let until = now_ns() + START_NS;
-        while STATE.load(Acquire) == 1 && now_ns() < until {
-            let _ = futex_wait(&STATE, 1, until - now_ns());
-        }
-    }
-}
-
-fn failed() {
-    log(Level::Warn, format_args!("cannot start the background thread: connections stay on TCP"));
-    STATE.store(3, Release);
-    futex_wake(&STATE, i32::MAX);
-}
-
-fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
-    // The program's signals are not for this thread. Two are libc's own (32 and 33): `setuid` and its kin wait until
-    // every thread has answered them.
-    let all = !(0b11u64 << 31);
-    let mut old = 0u64;
-    // SAFETY: both masks are 8 bytes, as the kernel wants them.
-    let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, &mut old, 8) };
-    // SAFETY: the attribute object is initialised before it is used; `main` takes no argument.
-    let ok = unsafe {
-        let mut attr: libc::pthread_attr_t = core::mem::zeroed();
-        let mut t: libc::pthread_t = core::mem::zeroed();
-        libc::pthread_attr_init(&mut attr);
-        libc::pthread_attr_setstacksize(&mut attr, 512 << 10);
-        libc::pthread_attr_setdetachstate(&mut attr, libc::PTHREAD_CREATE_DETACHED);
-        let r = libc::pthread_create(&mut t, &attr, main, core::ptr::null_mut());
-        libc::pthread_attr_destroy(&mut attr);
-        r == 0
-    };
-    // SAFETY: as above.
-    let _ = unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &old, 0, 8) };
-    ok
-}
-
-/// Where the library's threads begin.
-pub fn entries() -> [usize; 2] {
-    [main, clerk].map(|f: extern "C" fn(*mut c_void) -> *mut c_void| f as usize)
-}
-
-extern "C" fn main(_: *mut c_void) -> *mut c_void {
-    // SAFETY: a NUL-terminated name.
-    let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
-    while LEAVES.load(SeqCst) == 1 {
-        let _ = futex_wait(&LEAVES, 1, START_NS);
-    }
-    TID.store(crate::thread::tid(), SeqCst);
-    desk::open(|| spawn(clerk));
-    if let Some(mut bg) = bell::page_fd().and_then(|_| Bg::new()) {
-        STATE.store(2, Release);
-        futex_wake(&STATE, i32::MAX);
-        let rests = bg.run();
-        bg.close_all();
-        if rests {
-            LEFT.store(Box::into_raw(bg), SeqCst);
-        } else {
-            STATE.store(3, Release);
-        }
-    } else {
-        failed();
-    }
-    desk::close();
-    LEAVES.store(0, SeqCst);
-    futex_wake(&LEAVES, i32::MAX);
-    core::ptr::null_mut()
-}
-
-extern "C" fn clerk(_: *mut c_void) -> *mut c_void {
-    // SAFETY: a NUL-terminated name.
-    let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_SET_NAME, c"ringsock".as_ptr()) };
-    desk::clerk();
-    core::ptr::null_mut()
 }
 
 /// What an epoll event of the thread's own set is about: the low three bits of its data.
@@ -542,7 +404,8 @@ impl Bg {
     fn close_all(&self) {
         let listeners = self.looks.values().map(|l| l.listener).filter(|fd| *fd >= 0);
         self.links.iter().map(|l| l.sock).filter(|fd| *fd >= 0).for_each(sys::close);
-        desk::run(|| listeners.chain(self.callers.keys().copied()).chain([self.home]).for_each(sys::close));
+        let home = (self.home >= 0).then_some(self.home);
+        desk::run(|| listeners.chain(self.callers.keys().copied()).chain(home).for_each(sys::close));
         if desk::is_open() {
             desk::run(|| sys::close(self.desk_epfd));
         }
