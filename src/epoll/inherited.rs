@@ -152,19 +152,25 @@ pub fn about_to_fork() -> bool {
     // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. Most are settled
     // before others have to wait for the fork; none is begun during it.
     crate::arena::each(|_| ());
+    sets().for_each(Set::may_be_shared);
     whole::fork_begins();
     crate::arena::each(|_| ());
     let mut any = false;
-    for fd in 0..=table::highest() {
-        if let Entry::Set(s) = table::get(fd) {
-            any = true;
-            s.belled.store(true, SeqCst);
-            s.forked.store(true, SeqCst);
-            s.may_be_shared();
-            s.await_whole();
-        }
+    for s in sets() {
+        any = true;
+        s.belled.store(true, SeqCst);
+        s.forked.store(true, SeqCst);
+        s.await_whole();
     }
     any
+}
+
+/// All sets that have a number, some of them more than once.
+pub(super) fn sets() -> impl Iterator<Item = &'static Set> {
+    (0..=table::highest()).filter_map(|fd| match table::get(fd) {
+        Entry::Set(s) => Some(s),
+        _ => None,
+    })
 }
 
 /// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.
@@ -176,9 +182,5 @@ pub fn reset_after_fork() {
     // SAFETY: this is the child's only thread.
     unsafe { core::ptr::write(EXPOSED.sets.get(), Vec::new()) };
     FREE.store(core::ptr::null_mut(), Relaxed);
-    for fd in 0..=table::highest() {
-        if let Entry::Set(s) = table::get(fd) {
-            s.reset_after_fork();
-        }
-    }
+    sets().for_each(Set::reset_after_fork);
 }

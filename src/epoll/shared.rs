@@ -79,7 +79,7 @@ impl Set {
         r.filter(|r| r.set.load(Acquire) == self.shared_as.load(Relaxed))
     }
 
-    /// Before a fork: the child may come to use the set.
+    /// Before a fork, and before it keeps others from changing sets: the child may come to use this one.
     pub(super) fn may_be_shared(&self) {
         let me = process::holder_id();
         if self.is_inherited() {
@@ -108,7 +108,8 @@ impl Set {
     pub(super) fn count_managed(&self, n: i32) {
         if let Some(r) = self.record() {
             r.managed.fetch_add(n as u32, SeqCst);
-            if n < 0 {
+            // Who waits is on the list.
+            if n < 0 && r.users.at_most() > 1 {
                 futex_wake(&r.managed, i32::MAX);
             }
         }
@@ -164,10 +165,10 @@ pub fn is_shared(conn: &Conn) -> bool {
 
 /// A child has begun to use sets: has `f` bring home what is managed in those that are wanted.
 pub fn wanted(mut f: impl FnMut(&'static Conn)) {
-    for fd in 0..=table::highest() {
-        let Entry::Set(s) = table::get(fd) else { continue };
-        let wanted = s.record().is_some_and(|r| r.wanted.swap(false, SeqCst));
-        if !wanted || s.is_inherited() {
+    for s in inherited::sets() {
+        // (What is wanted of those that use it is not for others to hear.)
+        let wanted = || s.record().is_some_and(|r| r.wanted.swap(false, SeqCst));
+        if s.is_inherited() || !wanted() {
             continue;
         }
         let managed: Vec<&'static Conn> = {
