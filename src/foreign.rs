@@ -143,11 +143,18 @@ fn signs_of(cookie: u64) -> impl Iterator<Item = rv::Name> {
 /// Says, as long as the connection is open here, that an image uses it that nobody has been asked for.
 fn put_up_sign(c: &Conn, fd: c_int) {
     let Some(cookie) = cookie(fd) else { return };
+    if crate::process::is_guest() {
+        // The number would be one of another process, whose memory this is.
+        return;
+    }
     let _room = Room::make();
     for name in signs_of(cookie) {
         match rv::stand_at(&name) {
             Err(libc::EADDRINUSE) => {}
-            r => return c.local().sign.store(r.unwrap_or(0), SeqCst),
+            Ok(sign) if c.local().sign.compare_exchange(0, sign, SeqCst, Relaxed).is_ok() => return,
+            // Another thread has put one up.
+            Ok(sign) => return sys::close(sign),
+            Err(_) => return,
         }
     }
 }
