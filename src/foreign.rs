@@ -206,8 +206,20 @@ fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
     Answer::Nothing
 }
 
-/// Before an image is executed that cannot be preloaded: what it inherits must be home. Changes nothing in
-/// this process, so that a `vfork` child may call it.
+/// An image that cannot ask is about to have a connection. Its owner may have no thread yet that could be asked, and is not to
+/// move it later, as long as that process lives.
+fn count_in(cookie: u64) {
+    let of_it = |c: &&Conn| self::cookie(c.local().fd.load(Relaxed)) == Some(cookie);
+    let Some(c) = (0..=table::highest()).filter_map(table::conn).find(|c| of_it(&&**c)) else { return };
+    if crate::process::is_guest() {
+        // (A forked child is on the list.)
+        c.holders.add_once(sys::pid());
+    }
+    c.visited.store(true, SeqCst);
+}
+
+/// Before an image is executed that cannot be preloaded: what it inherits must be home, and stay there. Changes nothing else
+/// in this process, so that a `vfork` child may call it.
 ///
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
@@ -225,6 +237,8 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
         let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
         if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && (rv::ends(fd).is_some() || sys::is_tcp_closed(fd)) {
+            // In this order: either the owner sees it, or can be asked.
+            cookie(fd).into_iter().for_each(count_in);
             ask_ancestors(fd, false);
         }
     });

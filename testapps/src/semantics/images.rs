@@ -24,7 +24,9 @@ pub const CHECKS: &[Check] = &[
     ("image-spawn-by-name-static", |cx| by_name(cx, true)),
     ("image-no-file", no_file),
     ("image-untouched", untouched),
-    ("image-before-anybody-looks", before_anybody_looks),
+    ("image-before-anybody-looks", |cx| before_anybody_looks(cx, How::Spawn, READER)),
+    ("image-before-anybody-looks-static", |cx| before_anybody_looks(cx, How::Fork, STATIC_READER)),
+    ("image-before-anybody-looks-vstatic", |cx| before_anybody_looks(cx, How::Vfork, STATIC_READER)),
     ("image-outlives-us", outlives),
     ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
     ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
@@ -46,6 +48,9 @@ const SIGNALLED: &[&str] = &[
      printf 0123456789 >&57; LC_ALL=C read -r -N 1000 -u 57 x; printf %s \"$x\"",
 ];
 pub(super) const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
+
+const READER: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57"];
+const STATIC_READER: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57"];
 
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum How {
@@ -235,7 +240,10 @@ fn untouched(cx: &mut Cx) -> Res {
 }
 
 /// A program waits for bytes of a connection before enough has gone through it to be worth a ring. Then enough does.
-fn before_anybody_looks(cx: &mut Cx) -> Res {
+fn before_anybody_looks(cx: &mut Cx, how: How, words: &[&str]) -> Res {
+    if !std::path::Path::new(words[0]).exists() {
+        return untried(&format!("no {}", words[0]));
+    }
     child_must_leave_tcp(cx)?;
     // A child has nobody yet who could be asked for it.
     let pid = child(|| {
@@ -243,7 +251,7 @@ fn before_anybody_looks(cx: &mut Cx) -> Res {
         sys::dup2(cx.fd, NUMBER)?;
         let (rd, wr) = sys::pipe()?;
         sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
-        let pid = start(How::Spawn, &["/bin/bash", "-c", "head -c 1000 <&57"], wr)?;
+        let pid = start(how, words, wr)?;
         sys::close(wr)?;
         crate::util::pause_ms(200);
         cx.post(Op::Recv, 100 * 16, 0, 0)?;
