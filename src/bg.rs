@@ -60,6 +60,9 @@ const REST_NS: i64 = 2_000 * MS;
 /// Tries of an accepting end to find the other, the first time, and later; the pause doubles from 1 ms.
 const DIALS: u32 = 9;
 const LATER_DIALS: u32 = 4;
+/// A connection with so many calls between two dials, after the first few, has its calls out of the way all the time: that they
+/// wait for each other to be so would cost more than it gains.
+const IN_A_HURRY: u32 = 32;
 /// A connection that was looked for in vain so often, and has had so many calls, is plain for good: it
 /// is busy, and every call that is counted costs it something.
 const SEARCHES: u32 = 3;
@@ -183,6 +186,8 @@ struct Look {
     /// Listening socket, or -1.
     listener: c_int,
     dials: u32,
+    /// How many calls the connection had had when it was dialled last.
+    calls: u32,
     /// The peer is found; a moment is awaited in which no thread is inside the kernel with it. With the
     /// peer's proposal, if it was the peer that proposed.
     found: Option<(&'static Link, Option<Msg>)>,

@@ -68,7 +68,9 @@ fn cases(quick: bool) -> Vec<Case> {
     for (name, p) in [("links none", NoLinks), ("client only", Client), ("server only", Server)] {
         v.push(case(&format!("pingpong 64, {name}"), job("pingpong", 64, 80_000, 2000), p, Tcp, trip));
         v.push(case(&format!("stream 1K, {name}"), job("stream", 1 << 10, 2_000_000, 2000), p, Tcp, flow));
-        v.push(case(&format!("stream 64K, {name}"), job("stream", 64 << 10, 80_000, 2000), p, Tcp, flow));
+        // How fast this is by TCP differs by a quarter from one run of the very same to the next.
+        let large = case(&format!("stream 64K, {name}"), job("stream", 64 << 10, 160_000, 2000), p, Tcp, flow);
+        v.push(Case { runs: 2, ..large });
     }
     v.push(often(case("set-up, links none", setup("setup"), NoLinks, Tcp, conn)));
     v

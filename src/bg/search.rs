@@ -170,6 +170,9 @@ impl Bg {
             self.fail_look(end, Why::NoPeer);
             return;
         }
+        let calls = conn.calls.load(Relaxed);
+        conn.gentle.store(look.dials < 3 || calls.wrapping_sub(look.calls) < IN_A_HURRY, Relaxed);
+        look.calls = calls;
         look.at = now + (MS << look.dials);
         look.dials += 1;
         let dialled = watched(epfd, token::CALLER, libc::EPOLLIN, || {
@@ -455,6 +458,7 @@ impl Look {
             again: conn.in_vain.load(Relaxed) > 0,
             listener: -1,
             dials: 0,
+            calls: 0,
             found: None,
             verbs: false,
             attempt: 0,
