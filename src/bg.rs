@@ -60,9 +60,14 @@ const REST_NS: i64 = 2_000 * MS;
 /// Tries of an accepting end to find the other, the first time, and later; the pause doubles from 1 ms.
 const DIALS: u32 = 9;
 const LATER_DIALS: u32 = 4;
-/// A connection with so many calls between two dials, after the first few, has its calls out of the way all the time: that they
-/// wait for each other to be so would cost more than it gains.
+/// Each time after this a connection with so many calls since the last has them out of the way all the time: that each of them
+/// looks before it waits would cost more than it gains.
+const EASE_NS: i64 = 8 * MS;
 const IN_A_HURRY: u32 = 32;
+/// So many bytes are more than all buffers between two ends hold: whoever is there has moved most of them, and has had its own
+/// reason to look for us. Seen so early, nobody is.
+const ENOUGH_BYTES: u64 = 16 << 20;
+const EARLY_NS: i64 = 100 * MS;
 /// A connection that was looked for in vain so often, and has had so many calls, is plain for good: it
 /// is busy, and every call that is counted costs it something.
 const SEARCHES: u32 = 3;
@@ -186,8 +191,10 @@ struct Look {
     /// Listening socket, or -1.
     listener: c_int,
     dials: u32,
-    /// How many calls the connection had had when it was dialled last.
+    /// How many calls the connection had had when that was looked at last, and bytes when the search began.
     calls: u32,
+    bytes: u64,
+    begun: i64,
     /// The peer is found; a moment is awaited in which no thread is inside the kernel with it. With the
     /// peer's proposal, if it was the peer that proposed.
     found: Option<(&'static Link, Option<Msg>)>,
@@ -203,6 +210,8 @@ struct Look {
     since: i64,
     /// When to do the next thing.
     at: i64,
+    /// Until when nothing but the connection's own traffic says that nobody is there.
+    sure_at: i64,
     until: i64,
 }
 

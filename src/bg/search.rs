@@ -146,16 +146,20 @@ impl Bg {
                     Ok(fd) => {
                         self.listening += 1;
                         look.listener = fd;
-                        look.at = now + if look.again { GLANCE_NS } else { LOOK_NS };
+                        look.at = now + if look.again { GLANCE_NS } else { EASE_NS };
+                        look.sure_at = now + LOOK_NS;
                     }
                     // Our own earlier listener for a former use of the same ports may linger for a moment.
                     Err(libc::EADDRINUSE) => look.at = now + 20 * MS,
                     Err(_) => self.fail_look(end, Why::Resources),
                 }
+            } else if now < look.sure_at && !look.again && !look.has_moved_enough(now) {
+                look.ease();
+                look.at = look.sure_at.min(now + 4 * EASE_NS);
             } else if now < look.until && !many {
                 // The other end may look later. Until then this is a connection like any other.
                 look.at = look.until;
-                conn.gentle.store(false, Relaxed);
+                again_if_busy(conn);
                 conn.why(Why::NoPeer);
                 if is_hopeless(conn) {
                     self.drop_look(end);
@@ -166,13 +170,13 @@ impl Bg {
             }
             return;
         }
-        if look.dials >= if look.again { LATER_DIALS } else { DIALS } {
+        if look.has_moved_enough(now) || look.dials >= if look.again { LATER_DIALS } else { DIALS } {
             self.fail_look(end, Why::NoPeer);
             return;
         }
-        let calls = conn.calls.load(Relaxed);
-        conn.gentle.store(look.dials < 3 || calls.wrapping_sub(look.calls) < IN_A_HURRY, Relaxed);
-        look.calls = calls;
+        if MS << look.dials >= EASE_NS {
+            look.ease();
+        }
         look.at = now + (MS << look.dials);
         look.dials += 1;
         let dialled = watched(epfd, token::CALLER, libc::EPOLLIN, || {
@@ -236,7 +240,11 @@ impl Bg {
             later(look.conn, RARELY);
         } else if !matches!(why, Why::NoPeer | Why::NoWay) || is_hopeless(look.conn) {
             make_plain(look.conn, why);
-        } else if end.1 && why == Why::NoPeer {
+        } else if why == Why::NoPeer {
+            again_if_busy(look.conn);
+            if !end.1 {
+                return;
+            }
             let (times, until) = self.in_vain.entry((end.0.to, end.0.to_port)).or_default();
             *times += 1;
             if *times >= PATIENCE {
@@ -459,6 +467,7 @@ impl Look {
             listener: -1,
             dials: 0,
             calls: 0,
+            bytes: conn.tx_tcp() + conn.rx_tcp(),
             found: None,
             verbs: false,
             attempt: 0,
@@ -466,8 +475,23 @@ impl Look {
             busy: 0,
             since: 0,
             at: now,
+            sure_at: now,
+            begun: now,
             until: now + LISTEN_NS,
         }
+    }
+
+    /// Calls stay out of the way of an upgrade while it is looked for, unless there are so many that they do by themselves.
+    fn ease(&mut self) {
+        let calls = self.conn.calls.load(Relaxed);
+        self.conn.gentle.store(calls.wrapping_sub(self.calls) < IN_A_HURRY, Relaxed);
+        self.calls = calls;
+    }
+
+    /// Whether a peer, if there were one, would have shown itself by now: see [`ENOUGH_BYTES`].
+    fn has_moved_enough(&self, now: i64) -> bool {
+        now - self.begun >= EARLY_NS
+            && (self.conn.tx_tcp() + self.conn.rx_tcp()).saturating_sub(self.bytes) >= ENOUGH_BYTES
     }
 
     /// Since when a moment is looked for in which the connection can be made ours: if not before, since this `turn`.
@@ -482,6 +506,16 @@ impl Look {
 /// The peer was looked for in vain: whether that was the last time.
 fn is_hopeless(conn: &Conn) -> bool {
     conn.in_vain.fetch_add(1, Relaxed) + 1 >= SEARCHES && conn.calls.load(Relaxed) >= BUSY_CALLS
+}
+
+/// It was looked for in vain: the next time is when it has had as many calls again at the latest. (Calls that come while it
+/// is looked for have that put off.)
+fn again_if_busy(conn: &Conn) {
+    let (calls, next) = (conn.calls.load(Relaxed), conn.next_try.load(Relaxed));
+    if next != u32::MAX {
+        conn.next_try.store(next.min(calls.saturating_mul(2).max(BUSY_CALLS)), Relaxed);
+    }
+    conn.gentle.store(false, Relaxed);
 }
 
 /// What became of an attempt to move a connection, for `RINGSOCK_LOG=debug`.
@@ -569,5 +603,38 @@ pub(super) fn note_ends(conn: &Conn, ends: &[([u8; 16], u16); 2]) {
             cell.store(*b, Relaxed);
         }
         to.port.store(e.1, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_connection_is_looked_for_again_soon_and_one_that_never_is_is_not() {
+        let conn = arena::alloc().unwrap();
+        for (calls, next, then) in [(25_000, 1 << 30, 50_000), (25_000, 30_000, 30_000), (100, 300, 300)] {
+            conn.calls.store(calls, Relaxed);
+            conn.next_try.store(next, Relaxed);
+            again_if_busy(conn);
+            assert_eq!(conn.next_try.load(Relaxed), then);
+        }
+        conn.next_try.store(u32::MAX, Relaxed);
+        again_if_busy(conn);
+        assert_eq!(conn.next_try.load(Relaxed), u32::MAX);
+        conn.set_phase(Phase::Closed);
+    }
+
+    #[test]
+    fn enough_was_moved_when_it_is_more_than_buffers_hold_and_not_at_once() {
+        let conn = arena::alloc().unwrap();
+        conn.count_rx_tcp(1 << 30);
+        let look = Look::new(conn, 0, 1_000);
+        let late = 1_000 + EARLY_NS;
+        assert!(!look.has_moved_enough(late));
+        conn.count_tx_tcp(ENOUGH_BYTES as usize);
+        assert!(look.has_moved_enough(late));
+        assert!(!look.has_moved_enough(late - 1));
+        conn.set_phase(Phase::Closed);
     }
 }
