@@ -148,6 +148,8 @@ pub fn look(c: &'static Conn) -> Look {
                 return Look::Back;
             }
             if !b.sw().is_plain() && !c.has_ended(END_RESET) {
+                // What comes from now on are the program's bytes alone.
+                options::give_lowat(c, c.local().fd.load(Relaxed));
                 return Look::Home;
             }
         }

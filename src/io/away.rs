@@ -23,12 +23,17 @@ fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno>
 pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
+    let least = conn.least(flags, call.may_wait, b.len() + b.skip);
     loop {
         let free = visit::is_within_reach(conn);
         if free && b.len() > 0 {
             match take(fd, conn, *b, flags) {
                 Take::Got(n) if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && n < b.len() => {
                     b.skip += n;
+                    continue;
+                }
+                Take::Got(n) if b.skip + n < least => {
+                    call.goes_on(b, n);
                     continue;
                 }
                 Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),

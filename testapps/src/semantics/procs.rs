@@ -29,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("close-by-syscall", close_by_syscall),
     ("fork-child-writes", fork_child_writes),
     ("fork-child-reads", fork_child_reads),
+    ("fork-child-waits-for-more", fork_child_waits),
     ("fork-without-room-for-fds", fork_without_room),
     ("fork-both", fork_both),
     ("fork-child-closes", fork_child_closes),
@@ -437,6 +438,26 @@ fn fork_child_reads(cx: &mut Cx) -> Res {
     cx.warm(20, 0)?;
     bye(cx)?;
     Ok(())
+}
+
+/// What a child waits for by its parent's `SO_RCVLOWAT`, while the first of it comes home.
+fn fork_child_waits(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 3, 0, 0)?;
+    cx.arrive(3)?;
+    let mut c = cx.with_fd(cx.fd);
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 100i32)?;
+    let pid = child(move || {
+        same!(sys::poll1(c.fd, libc::POLLIN, 50)?, 0, "POLLIN below SO_RCVLOWAT");
+        let mut b = [0; 100];
+        same!(sys::recv(c.fd, &mut b, 0)?, 100, "what a receive that waits gets");
+        c.take(&b)
+    })?;
+    cx.later(200, 200)?;
+    reap(pid)?;
+    cx.wait()?;
+    cx.rx += 100;
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
+    cx.recv(103)
 }
 
 /// A fork where the program has as many fds as it may.
