@@ -38,7 +38,7 @@ pub fn is_there() -> bool {
 }
 
 /// Before the process has a child, which may become a program that asks for a connection: if there ever was a thread there is
-/// one from now on. Waits until it has begun where the program has no other thread.
+/// one from now on. Waits until it has begun.
 pub fn bear() {
     BEARS.store(true, SeqCst);
     if STATE.load(SeqCst) == 0 && RESTS.load(SeqCst) > 0 {
@@ -80,8 +80,9 @@ pub(super) fn start() {
     }
     if !spawn(main) {
         failed();
-    } else if !crate::process::has_threads() {
-        // What it does first may need a low number for a moment. The program has no other thread that could meet it.
+    } else {
+        // What it does first may need a low number for a moment. That is over before the program goes on, if only the
+        // thread that is here counts on numbers. (What others hold may keep it up; so not for long.)
         let until = now_ns() + START_NS;
         while STATE.load(Acquire) == 1 && now_ns() < until {
             let _ = futex_wait(&STATE, 1, until - now_ns());
