@@ -49,6 +49,11 @@ impl News {
         News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks }
     }
 
+    /// With no fewer bytes arrived than `more` after `before`.
+    pub fn at_least(self, before: &News, more: u64) -> News {
+        News { arrived: self.arrived.max(before.arrived + more), ..self }
+    }
+
     /// Whether as much had arrived.
     pub fn is_as_far(&self, other: &News) -> bool {
         self.arrived == other.arrived

@@ -16,6 +16,7 @@ use crate::layout::{WANT_RX, WANT_TX};
 use crate::link;
 use crate::ops::Outcome;
 use crate::remote;
+use crate::rendezvous;
 use crate::spin::spin;
 use crate::sync::{now_ns, timespec_of, Lock};
 use crate::sys::{self, sys, Errno, SysResult};
@@ -92,6 +93,8 @@ struct Item {
     told: Told,
     /// It went back to the kernel's set when there was no news of it, which the kernel cannot know.
     muted: bool,
+    /// How many bytes the kernel had received then; 0: not known.
+    received: u64,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
     /// Put back into the kernel's set when its number was closed: the number that it has there instead, or -1.
@@ -120,6 +123,7 @@ impl Item {
             since: 0,
             told,
             muted,
+            received: 0,
             rearmed,
             aside: -1,
             changes: 0,

@@ -134,6 +134,11 @@ fn quiet<A: PartialEq, B>(
     Err(Uncounted::Moving)
 }
 
+/// How many bytes the kernel's socket has received; an end counts as one.
+pub fn received(fd: c_int) -> Option<u64> {
+    tcp_counts(fd).map(|(_, received, _)| received)
+}
+
 /// Bytes acknowledged and received, and the state.
 fn tcp_counts(fd: c_int) -> Option<(u64, u64, u8)> {
     let mut info = [0u64; 32];

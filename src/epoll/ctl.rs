@@ -359,6 +359,22 @@ fn state(b: &mut Both, fd: c_int) -> (News, u32) {
     (News::under(&mut b.rx), bits.into())
 }
 
+/// The same, and how many bytes the kernel had received then; if it goes on to receive, perhaps a little less.
+fn still(b: &mut Both, fd: c_int) -> (u64, (News, u32)) {
+    const TRIES: u32 = 8;
+    let received = || rendezvous::received(fd).unwrap_or(0);
+    let mut before = received();
+    for _ in 0..TRIES {
+        let now = state(b, fd);
+        let after = received();
+        if after == before {
+            return (before, now);
+        }
+        before = after;
+    }
+    (before, state(b, fd))
+}
+
 /// Puts an item back into the kernel's set. Returns the number that it has there if its own is closed, or -1.
 fn give_back(epfd: c_int, fd: c_int, conn: &Conn, ev: &epoll_event) -> c_int {
     if table::is(fd, conn) {
@@ -433,11 +449,11 @@ pub fn unmanage(b: &mut Both) {
         if i.managed {
             let ev = i.for_kernel();
             if i.events & (ET | ONESHOT) == ET {
-                let (news, bits) = state(b, conn.local().fd.load(Relaxed));
+                let (received, (news, bits)) = still(b, conn.local().fd.load(Relaxed));
                 let bits = bits & (i.events | ALWAYS);
                 if bits != 0 && !i.told.has_news(news, bits) {
                     i.told = Told::all(news, bits);
-                    i.muted = true;
+                    (i.muted, i.received) = (true, received);
                     s.muted.fetch_add(1, SeqCst);
                 }
             }

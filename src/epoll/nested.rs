@@ -143,16 +143,16 @@ impl Set {
 
     /// Whether the kernel's event is an edge that was told of before its item went back to the kernel's set.
     fn is_old(&self, data: u64, events: u32) -> bool {
-        let (conn, told) = {
+        let (conn, told, received) = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &*self.inner.get() };
             match inner.only(data).and_then(|key| inner.items.get(&key)) {
-                Some(i) if i.muted => (i.conn, i.told),
+                Some(i) if i.muted => (i.conn, i.told, i.received),
                 _ => return false,
             }
         };
-        !is_new(conn, told, events, true)
+        !is_new(conn, told, received, events, true)
     }
 
     /// Whether a set in this one is readable, and has no event.

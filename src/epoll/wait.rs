@@ -37,12 +37,17 @@ fn news() -> u32 {
     NEWS.load(Relaxed)
 }
 
-/// Whether `events` are news of a connection of which so much was `told` before it went back to the kernel's set. `now`: they
-/// are there, not perhaps of a time before somebody took what had come.
-pub(super) fn is_new(conn: &Conn, told: Told, events: u32, now: bool) -> bool {
+/// Whether `events` are news of a connection of which so much was `told` before it went back to the kernel's set, when the kernel
+/// had `received` so many bytes. `now`: they are there, not perhaps of a time before somebody took what had come.
+pub(super) fn is_new(conn: &Conn, told: Told, received: u64, events: u32, now: bool) -> bool {
     // A send that is in the kernel right now may have found no room, and not have said so yet.
     let sending = conn.local().tx_inflight.load(SeqCst) > 0;
-    let news = News::of(conn);
+    let mut news = News::of(conn);
+    if received > 0 {
+        // What was taken since without being counted, by `splice` or another process, makes ours too low.
+        let all = rendezvous::received(conn.local().fd.load(Relaxed));
+        news = news.at_least(told.at(), all.map_or(0, |n| n.saturating_sub(received)));
+    }
     sending || !now && !news.is_as_far(told.at()) || told.has_news(news, events)
 }
 
@@ -212,7 +217,7 @@ impl Set {
 
     /// Whether an event of the kernel's is none; notes what it means for its item.
     pub(super) fn is_told(&self, e: epoll_event) -> bool {
-        let (key, conn, told) = {
+        let (key, conn, told, received) = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
@@ -243,11 +248,11 @@ impl Set {
                     }
                     return true;
                 }
-                Some(i) if i.muted => (key, i.conn, i.told),
+                Some(i) if i.muted => (key, i.conn, i.told, i.received),
                 _ => return false,
             }
         };
-        let new = is_new(conn, told, e.events, false);
+        let new = is_new(conn, told, received, e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *self.inner.get() };
