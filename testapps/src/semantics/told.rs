@@ -35,7 +35,31 @@ pub const CHECKS: &[Check] = &[
     ("low-water-and-a-signal", low_water_signal),
     ("edge-low-water", low_water_edges),
     ("edge-short-receive", short_receive),
+    ("edge-old-after-splice", |cx| spliced(cx, true)),
+    ("edge-new-after-splice", |cx| spliced(cx, false)),
 ];
+
+/// What `splice` takes has been told of, and what comes after that is told of again: to who waits (if `old`: of nothing), or polls
+/// the set.
+fn spliced(cx: &mut Cx, old: bool) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 12, 0, 0)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events when bytes have come");
+    let (rd, wr) = sys::pipe()?;
+    same!(sys::splice(cx.fd, wr, 12, 0), Ok(12), "splice");
+    let mut b = [0; 12];
+    sys::read_exact(rd, &mut b)?;
+    cx.take(&b)?;
+    util::pause_ms(50);
+    if old {
+        same!(sys::epoll_wait(ep, 4, 0)?.len(), 0, "events when all was taken");
+    }
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    same!(sys::poll1(ep, POLLIN, 2000)?, POLLIN, "the polled set at the end");
+    same!(sys::epoll_wait(ep, 4, 0)?.len(), 1, "events at the end");
+    [rd, wr, ep].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
 
 /// The kernel wakes whoever waits for an edge, although there is no connection any more.
 fn shutdown_in_vain(cx: &mut Cx) -> Res {
