@@ -1,6 +1,6 @@
 //! What the kernel tells of a set: its items, as `/proc/self/fdinfo` lists them (proc(5)).
 
-use crate::sys::SysResult;
+use crate::sys::{sys, SysResult};
 use crate::textfile::TextFile;
 use core::fmt::Write;
 use libc::c_int;
@@ -14,6 +14,19 @@ pub struct Listed {
     pub events: u32,
     /// The program's data.
     pub data: u64,
+    /// The inode of the file that was added; 0: an old kernel does not tell.
+    pub inode: u64,
+}
+
+impl Listed {
+    /// Whether its number is not that of another file by now.
+    pub fn is_there(&self) -> bool {
+        // SAFETY: all-zero is one.
+        let mut s: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: `s` is writable.
+        let known = unsafe { sys!(libc::SYS_fstat, self.fd, &mut s) }.is_ok();
+        known && (self.inode == 0 || self.inode == s.st_ino)
+    }
 }
 
 /// A set that is described by more than this is too large to be looked at.
@@ -28,7 +41,7 @@ pub fn any_listed(epfd: c_int, is: impl FnMut(Listed) -> bool) -> SysResult<bool
     Ok(text.bytes().split(|b| *b == b'\n').filter_map(item).any(is))
 }
 
-/// `tfd: 5 events: 19 data: 7d5 ...`: a decimal number and two hexadecimal ones.
+/// `tfd: 5 events: 19 data: 7d5 pos:0 ino:40e ...`: a decimal number and hexadecimal ones.
 fn item(line: &[u8]) -> Option<Listed> {
     let text = core::str::from_utf8(line).ok()?;
     let mut words = text.strip_prefix("tfd:")?.split_ascii_whitespace();
@@ -36,19 +49,23 @@ fn item(line: &[u8]) -> Option<Listed> {
     let mut after = |name: &str| words.next().filter(|w| *w == name).and_then(|_| words.next());
     let events = u32::from_str_radix(after("events:")?, 16).ok()?;
     let data = u64::from_str_radix(after("data:")?, 16).ok()?;
-    Some(Listed { fd, events, data })
+    let inode = words.find_map(|w| w.strip_prefix("ino:")).and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
+    Some(Listed { fd, events, data, inode })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::epoll::kernel_ctl;
-    use crate::sys::{self, sys};
+    use crate::sys;
 
     #[test]
     fn items_are_read_as_the_kernel_writes_them() {
         let line = b"tfd:    15006 events: 80000019 data: 2fec7f687283e90e  pos:0 ino:40e sdev:10";
-        assert_eq!(item(line), Some(Listed { fd: 15006, events: 0x8000_0019, data: 0x2fec_7f68_7283_e90e }));
+        assert_eq!(
+            item(line),
+            Some(Listed { fd: 15006, events: 0x8000_0019, data: 0x2fec_7f68_7283_e90e, inode: 0x40e })
+        );
         assert_eq!(item(b"flags:\t02000002"), None);
         assert_eq!(item(b"tfd: 5"), None);
         // SAFETY: no preconditions.
@@ -61,6 +78,8 @@ mod tests {
         assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Ok(false));
         let [one] = all[..] else { panic!("{all:?}") };
         assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
+        assert!(one.inode != 0 && one.is_there() && !Listed { inode: one.inode + 1, ..one }.is_there());
+        assert!(!Listed { fd: 1 << 20, ..one }.is_there());
         [ep, fd].into_iter().for_each(sys::close);
         assert_eq!(any_listed(ep, |_| true), Err(libc::ENOENT));
     }

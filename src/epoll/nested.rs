@@ -121,11 +121,26 @@ impl Set {
         let token = self.token.load(Relaxed);
         let ready = |item: Listed| {
             let mask = (item.events & !NOT_EVENTS) as libc::c_short;
+            if item.data == token {
+                return false;
+            }
             // What has another number here, or none, may well be it.
-            let got = if item.data == token { 0 } else { sys::poll_now(item.fd, mask) };
+            let Some(number) = (if item.is_there() { Some(item.fd) } else { self.number_of(item.data) }) else {
+                return true;
+            };
+            let got = sys::poll_now(number, mask);
             got != 0 && !self.is_old(item.data, got as u32)
         };
         any_listed(fd, ready).unwrap_or(true)
+    }
+
+    /// A number of the connection that has the one item with that `data`.
+    fn number_of(&self, data: u64) -> Option<c_int> {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &*self.inner.get() };
+        let item = inner.only(data).and_then(|key| inner.items.get(&key))?;
+        Some(item.conn.local().fd.load(Relaxed)).filter(|fd| *fd >= 0 && table::is(*fd, item.conn))
     }
 
     /// What makes a set readable that has no event may stay, and whoever waits for the set looks again at once: not too often.

@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-a-child-uses-late", |cx| of_both(cx, false)),
     ("set-of-who-has-closed", closed_here),
     ("set-handed-on", handed_on),
+    ("set-polled-with-a-number-of-another-file", renumbered),
     ("child-of-who-was-refused", refused),
     ("child-of-who-has-shut", |cx| has_shut(cx, false)),
     ("child-of-who-has-shut-and-closed", |cx| has_shut(cx, true)),
@@ -31,6 +32,26 @@ fn bring_home(fd: RawFd) -> Res {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
     sys::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
     sys::fcntl(fd, libc::F_SETFL, flags)?;
+    Ok(())
+}
+
+/// A connection stays in a set as long as it has any number. (After a fork the set's readiness is explained item by item.)
+fn renumbered(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set");
+    let other = sys::dup(cx.fd)?;
+    reap(child(|| Ok(()))?)?;
+    bring_home(cx.fd)?;
+    let (rd, wr) = sys::pipe()?;
+    let number = core::mem::replace(&mut cx.fd, other);
+    sys::dup2(rd, number)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(sys::poll1(ep, POLLIN, 2000)?, POLLIN, "poll of the set when bytes have come");
+    cx.recv(10)?;
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set when they are read");
+    sys::dup2(other, number)?;
+    cx.fd = number;
+    [ep, rd, wr, other].into_iter().try_for_each(sys::close)?;
     Ok(())
 }
 
