@@ -148,8 +148,6 @@ pub fn look(c: &'static Conn) -> Look {
                 return Look::Back;
             }
             if !b.sw().is_plain() && !c.has_ended(END_RESET) {
-                // What comes from now on are the program's bytes alone.
-                options::give_lowat(c, c.local().fd.load(Relaxed));
                 return Look::Home;
             }
         }
@@ -280,6 +278,22 @@ pub fn await_rest(c: &Conn, until: i64) {
     }
 }
 
+/// Gives `SO_RCVLOWAT` to the kernel, by which it polls, as soon as everything is there that was in a ring: who waits for the
+/// first of that must be woken by less.
+fn give_lowat(c: &Conn) {
+    if c.rcvlowat.load(Relaxed) <= 1 {
+        return;
+    }
+    let Some(b) = c.lock_both_within(SLICE_NS) else { return };
+    if c.phase() != Phase::Away || b.rx.path() != RxPath::Replay {
+        return;
+    }
+    let fd = c.local().fd.load(Relaxed);
+    if sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|there| there as usize >= b.rx.missing()) {
+        options::give_lowat(c, fd);
+    }
+}
+
 /// Of a connection that has ended the kernel has to know how: its owner tells it.
 fn await_end(c: &'static Conn, until: i64) {
     while c.has_ended(END_EOF) && c.phase() == Phase::Away && !process::is_dead(c.owner_pid) && now_ns() < until {
@@ -307,6 +321,7 @@ pub fn settle(c: &'static Conn) -> bool {
     loop {
         if matches!(look(c), Look::Back | Look::Home) {
             await_rest(c, until);
+            give_lowat(c);
             return true;
         }
         if now_ns() >= until {

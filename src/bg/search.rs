@@ -155,7 +155,7 @@ impl Bg {
                 }
             } else if now < look.sure_at && !look.again && !look.has_moved_enough(now) {
                 look.ease();
-                look.at = look.sure_at.min(now + 4 * EASE_NS);
+                look.at = look.sure_at.min(now + EARLY_NS);
             } else if now < look.until && !many {
                 // The other end may look later. Until then this is a connection like any other.
                 look.at = look.until;
@@ -466,7 +466,7 @@ impl Look {
             again: conn.in_vain.load(Relaxed) > 0,
             listener: -1,
             dials: 0,
-            calls: 0,
+            calls: conn.calls.load(Relaxed),
             bytes: conn.tx_tcp() + conn.rx_tcp(),
             found: None,
             verbs: false,
