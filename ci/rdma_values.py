@@ -7,10 +7,14 @@
 import os
 import random
 import socket
+import struct
+import subprocess
 import sys
 import time
 
 LONGEST_S = 1200
+# Longer than any link is looked for in vain, and not for ever.
+ANSWER_S = 60
 PAUSE_S = 0.01
 
 
@@ -26,11 +30,35 @@ class Client:
         self.done = 0
         self.rng = random.Random(name)
         self.socket = socket.create_connection(address, 30)
-        # Longer than any link is looked for in vain, and not for ever.
-        self.socket.settimeout(60)
+        self.socket.settimeout(ANSWER_S)
         self.file = self.socket.makefile("rb")
 
     def step(self):
+        try:
+            self.exchange()
+        except TimeoutError:
+            self.explain()
+            sys.exit(f"value {self.done} of connection {self.name}: no answer within {ANSWER_S} s")
+
+    def explain(self):
+        """Whether it is TCP that is stuck, what the library says, and whether anything comes later."""
+        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        names = ("rto_us", "ato_us", "snd_mss", "rcv_mss", "unacked", "sacked", "lost", "retrans", "fackets")
+        names += ("ms_since_sent", "ms_since_ack_sent", "ms_since_received", "ms_since_ack")
+        print("TCP:", dict(zip(names, struct.unpack_from("13I", info, 8))), "retransmits", info[2], file=sys.stderr)
+        stat = os.path.join(os.environ.get("RELEASE", "target/release"), "ringsock")
+        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        subprocess.run([stat, "stat", "--json", str(os.getpid())], env=env, stdout=sys.stderr, timeout=30, check=False)
+        # The other machine is to say what its library knows.
+        if run := os.environ.get("RUN"):
+            open(os.path.join(run, "stuck"), "w", encoding="utf-8").close()
+        self.socket.settimeout(20)
+        try:
+            print("came later:", len(self.socket.recv(1 << 16)), file=sys.stderr, flush=True)
+        except TimeoutError:
+            print("nothing came later", file=sys.stderr, flush=True)
+
+    def exchange(self):
         """One value there and back."""
         # The first ones are small: the connection is on TCP yet.
         value = self.rng.randbytes(8 if self.done < 600 else self.rng.randrange(1, 20000))
