@@ -485,6 +485,10 @@ impl Bg {
             conn.set_tcp_counts(counts);
         }
         options::give_lowat(conn, fd);
+        if conn.has_ended(END_TOLD) {
+            // What the library has told the kernel does not tell again, whichever process asks it.
+            let _ = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+        }
         conn.set_phase(if conn.for_good.load(Relaxed) { Phase::Plain } else { Phase::Raw });
         chaos::stumble();
         // How it failed was told, and the kernel may not know that it has.

@@ -243,13 +243,15 @@ pub fn drain(rx: &mut Rx) -> bool {
     }
 }
 
-/// How many of the program's bytes have come and not been taken.
+/// How many of the program's bytes have come and not been taken. (A ring that only another process has may hold more.)
 pub fn unread(rx: &mut Rx) -> usize {
     let conn = rx.conn();
+    let mapped = conn.is_mapped();
     match rx.path() {
-        RxPath::Ring | RxPath::RingFinal | RxPath::Returning => rx.ring().waiting() as usize,
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning if mapped => rx.ring().waiting() as usize,
+        RxPath::Ring | RxPath::RingFinal | RxPath::Returning => rx.ring().kept.len(),
         RxPath::Armed | RxPath::Draining => match before_mark(conn, rx) {
-            (n, true) if rx.ring().is_attached() => rx.ring().kept.len() + n + rx.ring().behind() as usize,
+            (n, true) if mapped && rx.ring().is_attached() => rx.ring().kept.len() + n + rx.ring().behind() as usize,
             (n, _) => rx.ring().kept.len() + n,
         },
         RxPath::Tcp | RxPath::Replay => {

@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("fork-child-writes", fork_child_writes),
     ("fork-child-reads", fork_child_reads),
     ("fork-child-waits-for-more", fork_child_waits),
+    ("fork-child-sets-the-low-water-mark", fork_child_lowat),
     ("fork-without-room-for-fds", fork_without_room),
     ("fork-both", fork_both),
     ("fork-child-closes", fork_child_closes),
@@ -458,6 +459,26 @@ fn fork_child_waits(cx: &mut Cx) -> Res {
     cx.rx += 100;
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
     cx.recv(103)
+}
+
+/// A child sets an option of a connection that has moved since the fork: the ring is not in its memory.
+fn fork_child_lowat(cx: &mut Cx) -> Res {
+    cx.renew()?;
+    let (rd, wr) = sys::pipe()?;
+    let fd = cx.fd;
+    let pid = child(move || {
+        sys::read(rd, &mut [0])?;
+        sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 500i32)?;
+        same!(sys::poll1(fd, POLLIN, 50)?, 0, "POLLIN below SO_RCVLOWAT");
+        Ok(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?)
+    })?;
+    cx.leave_tcp()?;
+    cx.tell(Op::Send, 300, 0, 0)?;
+    sys::write(wr, b"x")?;
+    reap(pid)?;
+    [rd, wr].into_iter().try_for_each(sys::close)?;
+    cx.recv(300)?;
+    cx.warm(20, 0)
 }
 
 /// A fork where the program has as many fds as it may.

@@ -26,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     ("refused-after-a-return", refused),
     ("told-a-child-how-it-failed", child_fails),
     ("told-a-child-the-error", child_asks),
+    ("told-the-parent-alone", parent_alone),
     ("told-of-a-reset-before-the-bytes", reset_before_bytes),
     ("told-a-send-of-what-it-refused", send_after_refusal),
     ("told-after-a-part", after_a_part),
@@ -280,6 +281,37 @@ fn child_asks(cx: &mut Cx) -> Res {
     same!(error(cx.fd), Ok(0), "SO_ERROR in the parent");
     same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv");
     same!(sys::poll1(cx.fd, POLLIN, 0), Ok(POLLIN | POLLHUP), "poll");
+    Ok(())
+}
+
+/// The parent is told of a reset; its child, which has shut both directions and gone back to TCP, reads what came before, and the
+/// end.
+fn parent_alone(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 421, 0, 0)?;
+    cx.arrive(421)?;
+    cx.send(2320)?;
+    same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
+    let (shut, go) = (sys::pipe()?, sys::pipe()?);
+    let fd = cx.fd;
+    let mut c = cx.with_fd(fd);
+    let pid = child(move || {
+        // The peer may be a thread of this process: its end is not the child's to hold.
+        for n in (3..64).filter(|n| ![fd, shut.1, go.0].contains(n)) {
+            let _ = sys::close(n);
+        }
+        sys::shutdown(fd, SHUT_RDWR)?;
+        sys::write(shut.1, b"x")?;
+        sys::read(go.0, &mut [0])?;
+        c.recv(421)?;
+        same!(sys::recv(fd, &mut [0; 4], 0), Ok(0), "recv in the child");
+        Ok(())
+    })?;
+    sys::read(shut.0, &mut [0])?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(libc::ECONNRESET), "send after a reset");
+    sys::write(go.1, b"x")?;
+    reap(pid)?;
+    [shut.0, shut.1, go.0, go.1].into_iter().try_for_each(sys::close)?;
     Ok(())
 }
 
