@@ -133,7 +133,13 @@ impl Run {
 
     fn reply(&self, p: usize, lane: usize) -> Result<Reply, Stop> {
         match sys::wait1(self.sock(p, lane), libc::POLLIN, PATIENCE_MS)? {
-            0 => Err(Stop(format!("HANG: p{p}.{lane} does not answer"))),
+            0 => {
+                let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.procs[p].pid)).unwrap_or_default();
+                // Behind the name: the state.
+                let lives = stat.rsplit(") ").next().is_some_and(|s| !s.is_empty() && !s.starts_with('Z'));
+                let how = if lives { "HANG" } else { "DEAD" };
+                Err(Stop(format!("{how}: p{p}.{lane} does not answer")))
+            }
             _ => Ok(wire::get_reply(self.sock(p, lane))?),
         }
     }

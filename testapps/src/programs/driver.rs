@@ -279,7 +279,7 @@ fn is_grave(native: &Outcome, loaded: &Outcome) -> bool {
 }
 
 fn is_bad(line: &str) -> bool {
-    const SIGNS: [&str; 5] = ["HANG", "the worker", "WRONG BYTES", "never came", "did not end"];
+    const SIGNS: [&str; 6] = ["HANG", "DEAD", "the worker", "WRONG BYTES", "never came", "did not end"];
     SIGNS.iter().any(|s| line.contains(s))
 }
 
