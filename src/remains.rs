@@ -41,7 +41,14 @@ pub fn settle(b: &mut Both, rests: &mut Vec<Rest>) -> bool {
     let end = match (conn.has_ended(END_RESET), conn.has_ended(END_FAILED)) {
         (true, _) => End::Failed(conn.err.load(Relaxed)),
         (_, true) => End::Told,
-        _ if !by_tcp && b.rx.ring().waiting() > 0 => End::Proper,
+        _ if !by_tcp && b.rx.ring().waiting() > 0 => match conn.kernel_hangup() & libc::EPOLLERR as u32 {
+            0 => End::Proper,
+            // What the program has sent since was answered, and nobody has been told of that.
+            _ => match sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR) {
+                Ok(libc::EPIPE) => End::Failed(libc::EPIPE),
+                _ => End::Proper,
+            },
+        },
         _ => return false,
     };
     let Some(listener) = Listener::new(fd) else { return false };

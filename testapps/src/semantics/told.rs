@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("told-a-child-how-it-failed", child_fails),
     ("told-a-child-the-error", child_asks),
     ("told-the-parent-alone", parent_alone),
+    ("told-a-child-what-its-parent-was-not", child_of_untold),
     ("told-of-a-reset-before-the-bytes", reset_before_bytes),
     ("told-a-send-of-what-it-refused", send_after_refusal),
     ("told-after-a-part", after_a_part),
@@ -312,6 +313,31 @@ fn parent_alone(cx: &mut Cx) -> Res {
     sys::write(go.1, b"x")?;
     reap(pid)?;
     [shut.0, shut.1, go.0, go.1].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
+
+/// What the parent has sent to an end that is gone was refused: a child is told so, behind whose back the rest comes home.
+fn child_of_untold(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 33, 0, 0)?;
+    cx.arrive(33)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    for _ in 0..1000 {
+        if sys::poll1(cx.fd, POLLRDHUP, 0)? & POLLRDHUP != 0 {
+            break;
+        }
+        util::pause_ms(1);
+    }
+    same!(sys::send(cx.fd, &[1; 545], MSG_NOSIGNAL)?, 545, "a send to an end that is gone");
+    util::pause_ms(30);
+    let fd = cx.fd;
+    let mut c = cx.with_fd(fd);
+    reap(child(move || {
+        same!(sys::poll1(fd, POLLIN, 0)?, POLLIN | POLLERR | POLLHUP, "what the child polls");
+        same!(sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR)?, libc::EPIPE, "SO_ERROR in the child");
+        c.recv(33)?;
+        same!(sys::recv(fd, &mut [0; 4], 0), Ok(0), "recv in the child");
+        Ok(())
+    })?)?;
     Ok(())
 }
 
