@@ -40,6 +40,7 @@ impl Set {
             let c = self.begin_change();
             inner.items.change(&c).drain().collect()
         };
+        let numbers: Vec<c_int> = items.iter().map(|(key, _)| key.fd).collect();
         for (key, item) in items {
             let (fd, conn) = (key.fd, item.conn);
             if !table::is(fd, conn) || conn.gen.load(Relaxed) != item.gen {
@@ -47,7 +48,8 @@ impl Set {
             }
             let away = !visit::settle(conn) && !item.spent;
             let ev = item.for_kernel();
-            if !item.spent && !away && !whole {
+            let stray = item.managed && !away && self.take_stray(fd, &ev, |n| numbers.contains(&n));
+            if !item.spent && !away && (!whole || stray) {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             }
@@ -78,6 +80,25 @@ impl Set {
         }
     }
 
+    /// An owner that has closed the item's number puts it back under another, which lives for a moment only. The kernel takes it
+    /// out by that number alone, and has it beside what is added here. Whether there was such a one: it is there no more then.
+    fn take_stray(&self, fd: c_int, ev: &epoll_event, is_known: impl Fn(c_int) -> bool) -> bool {
+        let epfd = self.epfd.load(Relaxed);
+        let Some(inode) = listing::inode(fd) else { return false };
+        let mut stray = None;
+        let _ = listing::any_listed(epfd, |l| {
+            let hit = l.inode == inode && l.data == ev.u64 && l.fd != fd && !is_known(l.fd);
+            stray = stray.or(hit.then_some(l.fd));
+            hit
+        });
+        let Some(at) = stray else { return false };
+        let Ok(d) = crate::fdhigh::dup_aside(fd, Some(at)) else { return false };
+        // Where its number is another file's here, it is none of the library's.
+        let gone = d == at && kernel_ctl(epfd, libc::EPOLL_CTL_DEL, d, ev).is_ok();
+        crate::sys::close(d);
+        gone
+    }
+
     /// Gives the kernel's set what has come home since [`adopt`](Self::adopt). False: something is still away; to be asked
     /// again in a moment.
     #[cold]
@@ -99,8 +120,10 @@ impl Set {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
+            let numbers: Vec<c_int> = inner.items.keys().map(|key| key.fd).collect();
             if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
                 if table::is(key.fd, conn) {
+                    self.take_stray(key.fd, &i.for_kernel(), |n| numbers.contains(&n));
                     let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
                 }
                 self.came(i);

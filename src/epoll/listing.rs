@@ -21,12 +21,16 @@ pub struct Listed {
 impl Listed {
     /// Whether its number is not that of another file by now.
     pub fn is_there(&self) -> bool {
-        // SAFETY: all-zero is one.
-        let mut s: libc::stat = unsafe { core::mem::zeroed() };
-        // SAFETY: `s` is writable.
-        let known = unsafe { sys!(libc::SYS_fstat, self.fd, &mut s) }.is_ok();
-        known && (self.inode == 0 || self.inode == s.st_ino)
+        inode(self.fd).is_some_and(|there| self.inode == 0 || self.inode == there)
     }
+}
+
+/// That of the file `fd`.
+pub fn inode(fd: c_int) -> Option<u64> {
+    // SAFETY: all-zero is one.
+    let mut s: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `s` is writable.
+    unsafe { sys!(libc::SYS_fstat, fd, &mut s) }.is_ok().then_some(s.st_ino)
 }
 
 /// A set that is described by more than this is too large to be looked at.

@@ -23,6 +23,7 @@ pub const CHECKS: &[Check] = &[
     ("family-killed-parent", killed_parent),
     ("family-parent-closes-at-once", parent_closes_at_once),
     ("family-parent-closes-meanwhile", parent_closes_meanwhile),
+    ("family-parent-closes-what-a-set-has", parent_closes_watched),
     ("family-child-half-closes", child_half_closes),
     ("family-peer-closed-before", peer_closed_before),
     ("family-nonblocking-child", nonblocking_child),
@@ -261,11 +262,16 @@ fn daemon_epoll(cx: &mut Cx) -> Res {
     )?;
     sys::close(cx.fd)?;
     sys::close(ep)?;
-    for _ in 0..10 {
-        cx.tell(Op::Send, 1000, 0, 0)?;
-        same!(cx.tell(Op::Recv, 1000, 0, 0)?, 1000, "bytes of the daemon");
-    }
-    outcome(rd)?;
+    let mut talk = || -> Res {
+        for _ in 0..10 {
+            cx.tell(Op::Send, 1000, 0, 0)?;
+            same!(cx.tell(Op::Recv, 1000, 0, 0)?, 1000, "bytes of the daemon");
+        }
+        Ok(())
+    };
+    let talked = talk();
+    // What it has found amiss is why it has ended, if it has.
+    outcome(rd).and(talked)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads when the daemon has ended");
     Ok(())
 }
@@ -412,6 +418,40 @@ fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
         reap(pid)?;
         // A number for `renew` to close.
         cx.fd = sys::epoll_create()?;
+    }
+    Ok(())
+}
+
+/// A connection comes home to a set that its parent and a child have, under a number that only the child has: there it is once,
+/// and can be changed and taken out.
+fn parent_closes_watched(cx: &mut Cx) -> Res {
+    for closes_set in [true, false] {
+        cx.renew()?;
+        cx.leave_tcp()?;
+        let ep = set(cx, EPOLLIN)?;
+        let mut c = cx.with_fd(cx.fd);
+        let (hear, tell) = sys::pipe()?;
+        let pid = child(move || {
+            sys::read_exact(hear, &mut [0])?;
+            same!(events(ep, 3000)?, EPOLLIN, "events in the child");
+            sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, c.fd, libc::EPOLLOUT as u32, 7)?;
+            same!(events(ep, 3000)?, libc::EPOLLOUT, "events when it was changed");
+            sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, c.fd, 0, 0)?;
+            same!(events(ep, 0)?, 0, "events when it was taken out");
+            c.recv(1000)
+        })?;
+        sys::close(cx.fd)?;
+        // (In the meantime it comes home, behind the child's back.)
+        util::pause_ms(200);
+        if closes_set {
+            sys::close(ep)?;
+        }
+        cx.tell(Op::Send, 1000, 0, 0)?;
+        sys::write(tell, &[1])?;
+        reap(pid)?;
+        [hear, tell].into_iter().try_for_each(sys::close)?;
+        // A number for `renew` to close.
+        cx.fd = if closes_set { sys::epoll_create()? } else { ep };
     }
     Ok(())
 }
