@@ -545,6 +545,7 @@ fn low_water_edges(cx: &mut Cx) -> Res {
     cx.recv(50)?;
     // What its peer has not read makes the close a reset.
     sys::write_all(cx.fd, &[0; 50])?;
+    same!(cx.tell(Op::Poll, 2000, POLLIN as u64, 0)?, POLLIN as u64, "what the peer polls");
     cx.tell(Op::Close, 0, 0, 0)?;
     same!(events(ep, 1000)?, EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP, "a reset");
     util::pause_ms(20);
