@@ -338,7 +338,8 @@ unsafe fn tcp_info(c: &Conn, fd: c_int, val: *mut c_void, len: *mut socklen_t) -
 
 /// The bound of what may be under way was changed. The kernel wakes all who wait, if there is room now.
 fn more_room(c: &Conn, fd: c_int) {
-    if !c.is_managed() {
+    // (Of a ring that only another process has there is nothing to see.)
+    if c.phase() != Phase::Managed {
         return;
     }
     {
@@ -358,7 +359,7 @@ fn more_room(c: &Conn, fd: c_int) {
 
 /// A ring may be able to grow that was not: whoever waits beside it tries.
 pub fn try_room(c: &Conn) {
-    if !c.is_managed() {
+    if c.phase() != Phase::Managed {
         return;
     }
     {

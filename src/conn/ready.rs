@@ -38,6 +38,7 @@ impl Conn {
         }
         let mut rx = self.lock_rx();
         match rx.path() {
+            RxPath::Ring | RxPath::Returning | RxPath::RingFinal if !self.is_mapped() => self.has_ended(END_EOF),
             RxPath::Ring | RxPath::Returning | RxPath::RingFinal => {
                 let returning = rx.path() == RxPath::Returning;
                 let n = rx.ring().waiting();

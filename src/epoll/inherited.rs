@@ -1,6 +1,7 @@
 //! Sets that a process has inherited over `fork`. The kernel's set is one for both; what the library knows of
 //! it, and the connections that it took out of it, are each process's own.
 
+use super::listing::Listed;
 use super::*;
 use crate::{process, visit};
 
@@ -40,15 +41,21 @@ impl Set {
             let c = self.begin_change();
             inner.items.change(&c).drain().collect()
         };
-        let numbers: Vec<c_int> = items.iter().map(|(key, _)| key.fd).collect();
+        let items: Vec<(Key, Item)> = items
+            .into_iter()
+            .filter(|(key, item)| table::is(key.fd, item.conn) && item.conn.gen.load(Relaxed) == item.gen)
+            .map(|(key, item)| (key, Item { away: !visit::settle(item.conn) && !item.spent, ..item }))
+            .collect();
+        // Whether its owner has taken it out of the kernel's set, before the fork or after it.
+        let left = |c: &Conn| c.upgrade_no.load(SeqCst) != c.local().mapped.load(Relaxed);
+        let strays = match items.iter().any(|(_, i)| i.managed || left(i.conn)) {
+            true => self.strays(|n| items.iter().any(|(key, _)| key.fd == n)),
+            false => Vec::new(),
+        };
         for (key, item) in items {
-            let (fd, conn) = (key.fd, item.conn);
-            if !table::is(fd, conn) || conn.gen.load(Relaxed) != item.gen {
-                continue;
-            }
-            let away = !visit::settle(conn) && !item.spent;
+            let (fd, conn, away) = (key.fd, item.conn, item.away);
             let ev = item.for_kernel();
-            let stray = item.managed && !away && self.take_stray(fd, &ev, |n| numbers.contains(&n));
+            let stray = !away && self.take_stray(&strays, fd, &ev);
             if !item.spent && !away && (!whole || stray) {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
@@ -56,8 +63,7 @@ impl Set {
             // What was told before the fork is no news for having been put back, nor what the kernel's set had told when the
             // connection was taken out of it after the fork.
             let known = item.managed || item.muted;
-            let left = conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed);
-            let muted = (known || left) && item.events & (ET | ONESHOT) == ET;
+            let muted = (known || left(conn)) && item.events & (ET | ONESHOT) == ET;
             let (spent, told) = match known {
                 true => (item.spent, item.told),
                 false => {
@@ -80,21 +86,29 @@ impl Set {
         }
     }
 
-    /// An owner that has closed the item's number puts it back under another, which lives for a moment only. The kernel takes it
-    /// out by that number alone, and has it beside what is added here. Whether there was such a one: it is there no more then.
-    fn take_stray(&self, fd: c_int, ev: &epoll_event, is_known: impl Fn(c_int) -> bool) -> bool {
-        let epfd = self.epfd.load(Relaxed);
-        let Some(inode) = listing::inode(fd) else { return false };
-        let mut stray = None;
-        let _ = listing::any_listed(epfd, |l| {
-            let hit = l.inode == inode && l.data == ev.u64 && l.fd != fd && !is_known(l.fd);
-            stray = stray.or(hit.then_some(l.fd));
-            hit
+    /// What the kernel's set has under numbers that no item is known by. An owner that has closed an item's number puts it back
+    /// under one that lives for a moment only: the kernel takes it out by that alone, and has it beside what is added here.
+    fn strays(&self, is_known: impl Fn(c_int) -> bool) -> Vec<Listed> {
+        let mut all = Vec::new();
+        let _ = listing::any_listed(self.epfd.load(Relaxed), |l| {
+            if !is_known(l.fd) {
+                all.push(l);
+            }
+            false
         });
-        let Some(at) = stray else { return false };
-        let Ok(d) = crate::fdhigh::dup_aside(fd, Some(at)) else { return false };
+        all
+    }
+
+    /// Takes the one that is the item `fd` out of the kernel's set, if there is one. Whether there was.
+    fn take_stray(&self, strays: &[Listed], fd: c_int, ev: &epoll_event) -> bool {
+        if strays.is_empty() {
+            return false;
+        }
+        let Some(inode) = listing::inode(fd) else { return false };
+        let Some(stray) = strays.iter().find(|l| l.inode == inode && l.data == ev.u64) else { return false };
+        let Ok(d) = crate::fdhigh::dup_aside(fd, Some(stray.fd)) else { return false };
         // Where its number is another file's here, it is none of the library's.
-        let gone = d == at && kernel_ctl(epfd, libc::EPOLL_CTL_DEL, d, ev).is_ok();
+        let gone = d == stray.fd && kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, d, ev).is_ok();
         crate::sys::close(d);
         gone
     }
@@ -120,10 +134,10 @@ impl Set {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
-            let numbers: Vec<c_int> = inner.items.keys().map(|key| key.fd).collect();
+            let strays = self.strays(|n| inner.items.keys().any(|key| key.fd == n));
             if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
                 if table::is(key.fd, conn) {
-                    self.take_stray(key.fd, &i.for_kernel(), |n| numbers.contains(&n));
+                    self.take_stray(&strays, key.fd, &i.for_kernel());
                     let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
                 }
                 self.came(i);

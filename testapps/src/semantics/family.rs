@@ -425,11 +425,14 @@ fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
 /// A connection comes home to a set that its parent and a child have, under a number that only the child has: there it is once,
 /// and can be changed and taken out.
 fn parent_closes_watched(cx: &mut Cx) -> Res {
-    for closes_set in [true, false] {
+    for (closes_set, moves_before) in [(true, true), (true, false), (false, true), (false, false)] {
         cx.renew()?;
-        cx.leave_tcp()?;
+        if moves_before {
+            cx.leave_tcp()?;
+        }
         let ep = set(cx, EPOLLIN)?;
         let mut c = cx.with_fd(cx.fd);
+        (c.tx, c.rx) = (0, 0);
         let (hear, tell) = sys::pipe()?;
         let pid = child(move || {
             sys::read_exact(hear, &mut [0])?;
@@ -440,12 +443,14 @@ fn parent_closes_watched(cx: &mut Cx) -> Res {
             same!(events(ep, 0)?, 0, "events when it was taken out");
             c.recv(1000)
         })?;
+        cx.leave_tcp()?;
         sys::close(cx.fd)?;
         // (In the meantime it comes home, behind the child's back.)
         util::pause_ms(200);
         if closes_set {
             sys::close(ep)?;
         }
+        cx.tell(Op::Restart, 0, 0, 0)?;
         cx.tell(Op::Send, 1000, 0, 0)?;
         sys::write(tell, &[1])?;
         reap(pid)?;
