@@ -70,12 +70,21 @@ fn dup_from(fd: c_int, from: c_int) -> SysResult<c_int> {
     Ok(new)
 }
 
+/// Where numbers of [`dup_aside`] begin: the last of the library's quarter.
+fn aside_from() -> c_int {
+    const LAST: c_int = 32;
+    lowest() / 3 * 4 - LAST
+}
+
+/// Whether a number is one that [`dup_aside`] may have given, in this process or another one with the same limits.
+pub fn is_aside(fd: c_int) -> bool {
+    fd >= aside_from()
+}
+
 /// Another fd for what `fd` is, for a moment, with a number that is unlikely to be in use before that number is wanted
 /// again: `at`, which may be taken all the same, or any.
 pub fn dup_aside(fd: c_int, at: Option<c_int>) -> SysResult<c_int> {
-    // The last of the library's quarter.
-    const LAST: c_int = 32;
-    let from = at.unwrap_or(lowest() / 3 * 4 - LAST);
+    let from = at.unwrap_or_else(aside_from);
     // SAFETY: a new number disturbs nothing.
     match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) } {
         Ok(new) => {

@@ -41,17 +41,16 @@ pub fn settle(b: &mut Both, rests: &mut Vec<Rest>) -> bool {
     let end = match (conn.has_ended(END_RESET), conn.has_ended(END_FAILED)) {
         (true, _) => End::Failed(conn.err.load(Relaxed)),
         (_, true) => End::Told,
-        _ if !by_tcp && b.rx.ring().waiting() > 0 => match conn.kernel_hangup() & libc::EPOLLERR as u32 {
-            0 => End::Proper,
-            // What the program has sent since was answered, and nobody has been told of that.
-            _ => match sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR) {
-                Ok(libc::EPIPE) => End::Failed(libc::EPIPE),
-                _ => End::Proper,
-            },
-        },
+        _ if !by_tcp && b.rx.ring().waiting() > 0 => End::Proper,
         _ => return false,
     };
     let Some(listener) = Listener::new(fd) else { return false };
+    // What the program has sent since may have been answered, and nobody been told of that.
+    let refused = end == End::Proper && conn.kernel_hangup() & libc::EPOLLERR as u32 != 0;
+    let end = match refused.then(|| sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR)) {
+        Some(Ok(libc::EPIPE)) => End::Failed(libc::EPIPE),
+        _ => end,
+    };
     let Some(bytes) = collect(b, fd) else { return false };
     let n = bytes.len();
     // What was sent to an end that is gone was answered; or the program has shut its own direction.

@@ -41,18 +41,23 @@ impl Set {
             let c = self.begin_change();
             inner.items.change(&c).drain().collect()
         };
+        let lives = |key: &Key, i: &Item| table::is(key.fd, i.conn) && i.conn.gen.load(Relaxed) == i.gen;
         let items: Vec<(Key, Item)> = items
             .into_iter()
-            .filter(|(key, item)| table::is(key.fd, item.conn) && item.conn.gen.load(Relaxed) == item.gen)
+            .filter(|(key, item)| lives(key, item))
             .map(|(key, item)| (key, Item { away: !visit::settle(item.conn) && !item.spent, ..item }))
             .collect();
         // Whether its owner has taken it out of the kernel's set, before the fork or after it.
         let left = |c: &Conn| c.upgrade_no.load(SeqCst) != c.local().mapped.load(Relaxed);
         let strays = match items.iter().any(|(_, i)| i.managed || left(i.conn)) {
-            true => self.strays(|n| items.iter().any(|(key, _)| key.fd == n)),
+            true => self.strays(),
             false => Vec::new(),
         };
         for (key, item) in items {
+            if !lives(&key, &item) {
+                // Another thread has closed it while others were waited for.
+                continue;
+            }
             let (fd, conn, away) = (key.fd, item.conn, item.away);
             let ev = item.for_kernel();
             let stray = !away && self.take_stray(&strays, fd, &ev);
@@ -86,12 +91,12 @@ impl Set {
         }
     }
 
-    /// What the kernel's set has under numbers that no item is known by. An owner that has closed an item's number puts it back
-    /// under one that lives for a moment only: the kernel takes it out by that alone, and has it beside what is added here.
-    fn strays(&self, is_known: impl Fn(c_int) -> bool) -> Vec<Listed> {
+    /// What the kernel's set has under numbers of the library's. An owner that has closed an item's number puts it back under one
+    /// that lives for a moment only: the kernel takes it out by that alone, and has it beside what is added here.
+    fn strays(&self) -> Vec<Listed> {
         let mut all = Vec::new();
         let _ = listing::any_listed(self.epfd.load(Relaxed), |l| {
-            if !is_known(l.fd) {
+            if crate::fdhigh::is_aside(l.fd) {
                 all.push(l);
             }
             false
@@ -131,10 +136,10 @@ impl Set {
             if !visit::settle(conn) {
                 continue;
             }
+            let strays = self.strays();
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
-            let strays = self.strays(|n| inner.items.keys().any(|key| key.fd == n));
             if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
                 if table::is(key.fd, conn) {
                     self.take_stray(&strays, key.fd, &i.for_kernel());

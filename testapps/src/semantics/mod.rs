@@ -2,6 +2,7 @@
 //!
 //! Every check has a process of its own, and ten seconds. It first warms its connection up.
 
+mod asks;
 mod badmem;
 mod basic;
 mod brief;
@@ -58,6 +59,7 @@ fn all() -> Vec<Check> {
         closing::CHECKS,
         pool::CHECKS,
         procs::CHECKS,
+        asks::CHECKS,
         family::CHECKS,
         images::CHECKS,
         bulk::CHECKS,
