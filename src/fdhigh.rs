@@ -89,9 +89,9 @@ pub fn dup_aside(fd: c_int, at: Option<c_int>) -> SysResult<c_int> {
     match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) } {
         Ok(new) => {
             note(new as c_int);
-            Ok(new as c_int)
+            Ok(not_for_children(new as c_int))
         }
-        Err(_) => dup_high(fd),
+        Err(_) => dup_high(fd).map(not_for_children),
     }
 }
 

@@ -299,7 +299,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
             // Only we can bring it home for them: the background thread does, with an fd of its own. Sets that have it keep it
             // as long as anybody has it open: they give it to the kernel's then.
             pump::hurry(&mut b);
-            if let Ok(d) = fdhigh::dup_high(fd) {
+            if let Ok(d) = fdhigh::dup_high(fd).map(fdhigh::not_for_children) {
                 keep = d;
                 bg::watch_instead(fd, keep, c);
                 c.lingering.store(true, Release);
@@ -339,7 +339,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
         let owed = b.is_owed() && !abort;
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
-            if let Ok(d) = fdhigh::dup_high(fd) {
+            if let Ok(d) = fdhigh::dup_high(fd).map(fdhigh::not_for_children) {
                 // The kernel's end comes only then; that of the ring needs not wait for it. (A return that waits for no
                 // program is over at once, and the end of both is the same.)
                 let flags = c.peer().map_or(0, |p| p.flags.load(SeqCst));
@@ -443,9 +443,12 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     }
     c.hear();
     let mut b = c.lock_both();
+    if !c.is_managed() {
+        // The kernel wakes all who wait for the socket, also where there is nothing to shut.
+        c.kicks.fetch_add(1, SeqCst);
+    }
     match c.phase() {
         Phase::Raw => {
-            c.kicks.fetch_add(1, SeqCst);
             half_close(c, rd, wr);
             drop(b);
             return Outcome::Bypass;

@@ -3,8 +3,9 @@
 
 use super::basic::ms;
 use super::cx::{Cx, Op, Res, Why, IN, OUT};
+use super::procs::{child, reap};
 use super::Check;
-use crate::{ensure, prng, same, sys, util};
+use crate::{ensure, more, prng, same, sys, util};
 use libc::{EAGAIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -25,10 +26,47 @@ pub const CHECKS: &[Check] = &[
     ("close-under-two-calls", two_calls),
     ("shutdown-and-close-under-calls", shut_and_close),
     ("close-under-a-call-and-fork", and_fork),
+    ("close-between-two-forks", between_forks),
     ("close-under-a-call-as-bytes-come", as_bytes_come),
     ("reuse-under-a-poll", reuse_under_a_poll),
     ("handler-closes-another-number", handler_closes),
 ];
+
+/// A child that is forked after a connection was closed holds it no more, though another child does and it is still to be
+/// brought home for that one: the peer sees the end as soon as that one is gone.
+fn between_forks(cx: &mut Cx) -> Res {
+    for _ in 0..5 {
+        let pipes = [sys::pipe()?, sys::pipe()?];
+        let until_told = |(rd, _): (RawFd, RawFd)| {
+            child(move || {
+                sys::read(rd, &mut [0])?;
+                Ok(())
+            })
+        };
+        // What the peer has not read is in the way of the return.
+        cx.send(100)?;
+        let holds = until_told(pipes[0])?;
+        sys::close(cx.fd)?;
+        let lives = until_told(pipes[1])?;
+        cx.post(Op::Drain, 0, 0, 0)?;
+        sys::write(pipes[0].1, b"x")?;
+        reap(holds)?;
+        let began = Instant::now();
+        while !cx.has_answer()? && began.elapsed() < Duration::from_secs(3) {
+            util::pause_ms(1);
+        }
+        let ended = cx.has_answer()?;
+        sys::write(pipes[1].1, b"x")?;
+        reap(lives)?;
+        pipes.into_iter().flat_map(|(rd, wr)| [rd, wr]).try_for_each(sys::close)?;
+        ensure!(ended, "the peer saw no end while a child lived that had never had the connection");
+        same!(cx.wait()?, 100, "bytes before the end");
+        cx.fd = more::open("/dev/null\0", libc::O_RDONLY)?;
+        cx.renew()?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
+}
 
 fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
     t.join().map_err(|_| Why("a thread panicked".into()))
