@@ -47,7 +47,7 @@ pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};
 pub use raw::{end_peek, BEGIN_SLOW};
 use raw::{leave_kernel, note_bytes, note_call, pause, recv_raw, send_raw};
 pub use receive::recv;
-use receive::{await_resume, take, tcp_take, waited, Take};
+use receive::{await_resume, stands_at_error, take, tcp_take, waited, Take};
 pub use send::send;
 use send::{put, Put};
 use wait::{is_dry, wait};
@@ -91,7 +91,9 @@ impl<'a> Bufs<'a> {
         let sends = nr == libc::SYS_sendmsg;
         let all = sends || flags & libc::MSG_WAITALL != 0;
         loop {
-            let quick = call.is_late() || pins::is_held();
+            // (An error that stands behind what a receive has is not its own to take.)
+            let goes_on = !sends && self.skip > 0;
+            let quick = goes_on || call.is_late() || pins::is_held();
             let flags = if quick { flags | libc::MSG_DONTWAIT } else { flags };
             let (at, conn) = if pins::is_held() { pins::find(fd) } else { (fd, None) };
             let mut if_left = || ();
@@ -101,7 +103,11 @@ impl<'a> Bufs<'a> {
             let r = {
                 // The number is not closed under it.
                 let _locks = conn.filter(|_| pins::is_held()).map(|c| c.lock_both());
-                kernel_msg(nr, at, self, usize::MAX, None, flags, first)
+                match if goes_on { raw::more_of(at) } else { Some(usize::MAX) } {
+                    None => Ok(0),
+                    Some(0) => Err(libc::EAGAIN),
+                    Some(most) => kernel_msg(nr, at, self, most, None, flags, first),
+                }
             };
             match r {
                 Ok(n) if all && n > 0 && (quick || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,

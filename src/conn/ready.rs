@@ -249,7 +249,9 @@ impl Conn {
         let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
         // To an end that has ended, too, it means nothing.
         let nothing = flags & FIN != 0 && self.has_ended(END_WRSHUT);
-        flags & ABORT != 0 && !nothing && !self.has_ended(END_EOF | END_TOLD)
+        // A kernel that knows of it tells it by itself, and may have told it to another process.
+        let elsewhere = || self.visited.load(Relaxed) && sys::is_tcp_closed(self.local().fd.load(Relaxed));
+        flags & ABORT != 0 && !nothing && !self.has_ended(END_EOF | END_TOLD) && !elsewhere()
     }
 
     /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is

@@ -26,6 +26,9 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     let least = conn.least(flags, call.may_wait, b.len() + b.skip);
     loop {
         let free = visit::is_within_reach(conn);
+        if free && b.skip > 0 && stands_at_error(fd, conn) {
+            return Step::Return(Outcome::Done(0));
+        }
         if free && b.len() > 0 {
             match take(fd, conn, *b, flags) {
                 Take::Got(n) if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && n < b.len() => {

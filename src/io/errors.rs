@@ -78,7 +78,7 @@ pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
     if conn.is_ours() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
     }
-    // What the kernel has to say of what was told already is no news.
+    // What the library has to say of what was told already is no news either.
     pending_error(fd).filter(|_| !told).or_else(|| reset_ahead(conn))
 }
 
@@ -108,7 +108,11 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
         pump::drive(conn);
     }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF);
-    let asked = || behind_end(conn, sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0));
+    let told = conn.has_ended(END_TOLD);
+    let asked = || match behind_end(conn, sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)) {
+        libc::ECONNRESET | libc::EPIPE if told => 0,
+        e => e,
+    };
     let e = match conn.take_error() {
         // What the kernel has to say of what was told already, maybe to another process, is no news.
         0 if conn.has_ended(END_FAILED) => 0,

@@ -104,7 +104,7 @@ pub(super) fn recv_raw(
 
 /// How much there is for a call that has bytes already; `None`: nothing comes any more that belongs to it. An error of the
 /// connection ends it as well, and is for the next call, and for who polls: the kernel tells it once, so it is not asked.
-fn more_of(fd: c_int) -> Option<usize> {
+pub(super) fn more_of(fd: c_int) -> Option<usize> {
     // This first, because bytes may come together with the end.
     let ends = sys::poll_now(fd, libc::POLLRDHUP | libc::POLLPRI) != 0;
     match sys::ioctl_int(fd, libc::FIONREAD) {

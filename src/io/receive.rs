@@ -270,6 +270,13 @@ pub(super) fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, fl
     }
 }
 
+/// Whether nothing comes any more but an error of the kernel's. That is for the next call, whoever makes it, and not for one
+/// that has bytes already: the kernel tells it once.
+pub(super) fn stands_at_error(fd: c_int, conn: &Conn) -> bool {
+    let errs = || conn.lost.load(Relaxed) != 0 || sys::poll_now(fd, 0) & libc::POLLERR != 0;
+    conn.lock_rx().path() == RxPath::Tcp && errs() && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0)
+}
+
 fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
@@ -295,7 +302,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
     };
     loop {
         // An error with no bytes before it is told even to who asks for none.
-        let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0;
+        let told = || conn.has_ended(END_RESET) && conn.lock_rx().ring().waiting() == 0 || stands_at_error(fd, conn);
         if b.len() == 0 && conn.phase() == Phase::Managed && conn.takeable(1) && !told() {
             return Step::Return(Outcome::Done(0));
         }
@@ -321,6 +328,9 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             if let Some(done) = quickly(b) {
                 return done;
             }
+        }
+        if b.skip > 0 && stands_at_error(fd, conn) {
+            return Step::Return(Outcome::Done(0));
         }
         // A handler that jumps out does so when the peer was told.
         let critical = Critical::new();
