@@ -8,7 +8,7 @@
 //! Locks: `tx` is held to send, `rx` to receive, both (`rx` first) for
 //! everything that changes the path. Nobody sleeps while holding either.
 
-use crate::edges::Told;
+use crate::epoll::Left;
 use crate::holders::Holders;
 use crate::io::Front;
 use crate::layout::*;
@@ -140,10 +140,12 @@ pub struct Conn {
     pub held_watched: AtomicBool,
     /// Its ring has grown, and the background thread looks whether it is used (`bg/idle.rs`).
     pub grown: AtomicBool,
-    /// How often a send found no room, on a ring or on TCP.
+    /// How often a send found no room, on a ring or on TCP, or who waits for some was woken otherwise.
     pub fulls: AtomicU32,
     /// How often something happened that is news to all who wait for edges.
     pub kicks: AtomicU32,
+    /// The same, to those who wait for something to read.
+    pub nudges: AtomicU32,
     /// What is on its way from the ring to TCP did not come while a receive waited for it; see [`Conn::readable`].
     pub late: AtomicBool,
     /// `SO_LINGER` with a time of 0: a close resets.
@@ -244,8 +246,8 @@ pub struct Conn {
     sw: UnsafeCell<Switch>,
     /// What the peer looks for; under both locks.
     peer_nonce: UnsafeCell<Nonce>,
-    /// What was told of edges when it last became managed; see [`Rx::told`].
-    told: UnsafeCell<Told>,
+    /// See [`Rx::left`].
+    left: UnsafeCell<Left>,
     tx: UnsafeCell<TxRing>,
     rx: UnsafeCell<RxRing>,
 }
@@ -307,6 +309,7 @@ impl Conn {
             &mut self.upgrade_no,
             &mut self.fulls,
             &mut self.kicks,
+            &mut self.nudges,
             &mut self.unknown_items,
         ] {
             *w.get_mut() = 0;
@@ -337,7 +340,7 @@ impl Conn {
         *self.header.get_mut() = header;
         if core::mem::take(self.stirred.get_mut()) || gen == 1 {
             *self.sw.get_mut() = Switch::new();
-            *self.told.get_mut() = Told::NOTHING;
+            *self.left.get_mut() = Left::NOTHING;
             *self.tx.get_mut() = TxRing::default();
             *self.rx.get_mut() = RxRing::default();
         }

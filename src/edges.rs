@@ -5,7 +5,7 @@
 //! nothing that happens to it as far as the program can know. So each item remembers what it was told last, and is told
 //! again only if there is more.
 
-use crate::conn::{Conn, Rx, END_EOF};
+use crate::conn::{Conn, Rx, END_EOF, END_RDSHUT};
 use crate::layout::ABORT;
 use crate::switch::RxPath;
 use crate::sys;
@@ -23,6 +23,8 @@ pub struct News {
     fulls: u32,
     /// How often it woke everybody, whatever for.
     kicks: u32,
+    /// How often it woke those who wait for something to read, though nothing more had come.
+    nudges: u32,
 }
 
 impl News {
@@ -34,9 +36,12 @@ impl News {
     /// The same for who has the receive lock.
     pub fn under(rx: &mut Rx) -> News {
         let conn = rx.conn();
-        let (fulls, kicks, s) = (conn.fulls.load(SeqCst), conn.kicks.load(SeqCst), conn.stats());
+        let (fulls, kicks, nudges) = (conn.fulls.load(SeqCst), conn.kicks.load(SeqCst), conn.nudges.load(SeqCst));
+        let s = conn.stats();
         let on_tcp = matches!(rx.path(), RxPath::Tcp | RxPath::Armed | RxPath::Draining | RxPath::Replay);
-        let ended = || on_tcp && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0;
+        // That the program has ended this direction itself is a kick. (What the peer does after that, the kernel counts.)
+        let asks = on_tcp && !conn.has_ended(END_RDSHUT);
+        let ended = || asks && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0;
         // Where the mark has not come nobody can take the end that the ring has behind it: that is news when it has.
         let there = match rx.path() {
             RxPath::Armed | RxPath::Draining => crate::io::before_mark(conn, rx).1,
@@ -46,7 +51,7 @@ impl News {
         let reset = conn.has_ended(END_EOF) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
         let end = (conn.fin_seen() && there || reset || ended()) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
-        News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks }
+        News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks, nudges }
     }
 
     /// With no fewer bytes arrived than `more` after `before`.
@@ -71,7 +76,7 @@ pub struct Told {
 
 impl Told {
     /// Nothing yet.
-    pub const NOTHING: Told = Told { news: News { arrived: 0, fulls: 0, kicks: 0 }, bits: 0, fresh: true };
+    pub const NOTHING: Told = Told { news: News { arrived: 0, fulls: 0, kicks: 0, nudges: 0 }, bits: 0, fresh: true };
 
     /// All that there is now.
     pub fn all(news: News, bits: u32) -> Told {
@@ -90,6 +95,7 @@ impl Told {
         self.news.kicks = now.kicks;
         if got & IN != 0 {
             self.news.arrived = now.arrived;
+            self.news.nudges = now.nudges;
         }
         if got & OUT != 0 {
             self.news.fulls = now.fulls;
@@ -108,7 +114,7 @@ impl Told {
             && (self.fresh
                 || got & !self.bits != 0
                 || now.kicks != self.news.kicks
-                || got & IN != 0 && now.arrived > self.news.arrived
+                || got & IN != 0 && (now.arrived > self.news.arrived || now.nudges != self.news.nudges)
                 || got & OUT != 0 && now.fulls != self.news.fulls)
     }
 }
@@ -118,7 +124,7 @@ mod tests {
     use super::*;
 
     fn at(arrived: u64, fulls: u32, kicks: u32) -> News {
-        News { arrived, fulls, kicks }
+        News { arrived, fulls, kicks, nudges: 0 }
     }
 
     #[test]
@@ -144,6 +150,15 @@ mod tests {
         assert!(t.tell(at(6, 2, 0), IN));
         assert!(t.tell(at(6, 2, 0), IN | OUT));
         assert!(!t.tell(at(6, 2, 0), IN | OUT));
+    }
+
+    #[test]
+    fn a_nudge_is_news_to_who_can_read() {
+        let mut t = Told::all(at(5, 0, 0), IN | OUT);
+        let nudged = News { nudges: 1, ..at(5, 0, 0) };
+        assert!(!t.tell(nudged, OUT));
+        assert!(t.tell(nudged, IN | OUT));
+        assert!(!t.tell(nudged, IN | OUT));
     }
 
     #[test]

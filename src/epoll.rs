@@ -37,6 +37,7 @@ const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
 mod ctl;
 mod ended;
 mod inherited;
+mod left;
 mod listing;
 mod nested;
 mod shared;
@@ -47,6 +48,8 @@ mod whole;
 mod young;
 pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_fork, moved, reset_after_fork};
+pub use left::Left;
+use left::{Found, Note};
 pub use listing::any_listed;
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
@@ -128,6 +131,12 @@ impl Item {
             aside: -1,
             changes: 0,
         }
+    }
+
+    /// Is as its connection's owner has left it.
+    fn set_to(&mut self, n: &Note) {
+        (self.events, self.data, self.spent) = (n.events, n.data, n.spent);
+        (self.told, self.received) = (n.told, n.received);
     }
 
     /// What the kernel's set is to have of it.
@@ -374,6 +383,7 @@ fn closed(s: &'static Set) {
     remote::leave_set(s as *const Set as usize);
     crate::early::set_closed(s);
     young::set_closed(s);
+    s.about_to_leave();
     let mut gone = Vec::new();
     {
         let _g = s.lock.lock();

@@ -369,7 +369,7 @@ pub fn try_room(c: &Conn) {
         }
     }
     if c.writable() {
-        c.kicks.fetch_add(1, SeqCst);
+        c.fulls.fetch_add(1, SeqCst);
         c.notify();
     }
 }
@@ -460,7 +460,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
             };
             let there = io::unread(&mut b.rx);
             if ended || there > 0 && there >= c.rcvlowat.load(Relaxed) as usize {
-                c.kicks.fetch_add(1, SeqCst);
+                c.nudges.fetch_add(1, SeqCst);
             }
             drop(b);
             c.notify();

@@ -102,11 +102,11 @@ impl<'a, G> Tx<'a, G> {
 }
 
 impl<'a, G> Rx<'a, G> {
-    /// What the epoll sets that had it were told of edges when it last became managed: for a child that was forked before
-    /// that, and can know it from nowhere else.
-    pub fn told(&mut self) -> &mut Told {
+    /// What the epoll sets that had it were told when it last became managed, or ceased to be: for a child that was forked
+    /// before that, and can know it from nowhere else.
+    pub fn left(&mut self) -> &mut Left {
         // SAFETY: guarded by the receive lock, which we hold.
-        unsafe { &mut *self.conn.told.get() }
+        unsafe { &mut *self.conn.left.get() }
     }
     /// The connection.
     pub fn conn(&self) -> &'a Conn {

@@ -1,8 +1,10 @@
 //! What is in a set: `epoll_ctl`, closed numbers, and connections that move to rings and back.
 
+use super::wait::IN;
 use super::*;
 use crate::early;
 use crate::stats::Why;
+use crate::switch::RxPath;
 
 /// The connection's last number is closed, and its items go with it; until then the sets report it under the number that
 /// was added.
@@ -90,6 +92,12 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         crate::process::give_up(conn, why);
         done = set.change(op, fd, conn, want);
     }
+    if done == Err(libc::EEXIST) && set.has_lost(fd, conn) {
+        done = set.change(op, fd, conn, want);
+    }
+    if done == Ok(Change::Done) {
+        set.note_anew(fd, conn);
+    }
     Some(match done {
         Ok(Change::Elsewhere) => return None,
         // It could not return, and is reset.
@@ -116,7 +124,7 @@ fn check_exclusive(events: u32) -> Result<(), Errno> {
 
 impl Set {
     /// An item is there no more.
-    fn removed(&self, item: Option<Item>) {
+    pub(super) fn removed(&self, item: Option<Item>) {
         if let Some(mut i) = item {
             self.unmute(&mut i);
             self.came(&mut i);
@@ -125,6 +133,19 @@ impl Set {
                 self.count_managed(-1);
             }
         }
+    }
+
+    /// The item `fd` has been changed. If its connection has been on a ring, children may go by what was noted of it.
+    fn note_anew(&self, fd: c_int, conn: &Conn) {
+        if conn.upgrade_no.load(Relaxed) == 0 || conn.is_managed() {
+            return;
+        }
+        let Some(name) = self.name() else { return };
+        let mut rx = conn.lock_rx();
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let item = unsafe { &(*self.inner.get()).items }.get(&Key::new(fd, conn)).map(|i| Note::of(name, fd, i));
+        rx.left().set(name, fd, item);
     }
 
     /// The program has added an item, or changed it.
@@ -301,7 +322,7 @@ pub fn manage(b: &mut Both) -> bool {
         return false;
     }
     local.managed.store(true, Relaxed);
-    let mut told = None;
+    let mut notes = Vec::new();
     for (s, fd) in items {
         // SAFETY: sets are never freed.
         let s = unsafe { &**s };
@@ -329,8 +350,9 @@ pub fn manage(b: &mut Both) -> bool {
                 } else {
                     i.told = Told::NOTHING;
                 }
-                told = Some(if told.is_none_or(|t| t == i.told) { i.told } else { Told::NOTHING });
             }
+            i.received = 0;
+            notes.push(s.name().map(|name| Note::of(name, *fd, i)));
             s.came(i);
             i.managed = true;
             i.rearmed = false;
@@ -346,7 +368,8 @@ pub fn manage(b: &mut Both) -> bool {
         // The item is listed.
         bell::ring(s.bell.load(Relaxed));
     }
-    *b.rx.told() = told.unwrap_or(Told::NOTHING);
+    // (What is added from here on is not noted.)
+    *b.rx.left() = Left::of(notes.into_iter(), false);
     shared::look_back(items);
     true
 }
@@ -359,20 +382,30 @@ fn state(b: &mut Both, fd: c_int) -> (News, u32) {
     (News::under(&mut b.rx), bits.into())
 }
 
-/// The same, and how many bytes the kernel had received then; if it goes on to receive, perhaps a little less.
+/// The same, and how many bytes the kernel had received then, or will have when it has all that had arrived by a ring; if it
+/// goes on to receive, perhaps a little less.
 fn still(b: &mut Both, fd: c_int) -> (u64, (News, u32)) {
     const TRIES: u32 = 8;
-    let received = || rendezvous::received(fd).unwrap_or(0);
-    let mut before = received();
+    let look = |b: &mut Both| {
+        let to_come = match b.rx.path() {
+            RxPath::Replay => {
+                let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+                b.rx.missing_shown().saturating_sub(there) as u64
+            }
+            _ => 0,
+        };
+        let (news, bits) = state(b, fd);
+        (rendezvous::received(fd).map_or(0, |n| n + to_come), (news, if to_come > 0 { bits | IN } else { bits }))
+    };
+    let mut before = look(b);
     for _ in 0..TRIES {
-        let now = state(b, fd);
-        let after = received();
+        let after = look(b);
         if after == before {
-            return (before, now);
+            break;
         }
         before = after;
     }
-    (before, state(b, fd))
+    before
 }
 
 /// Puts an item back into the kernel's set. Returns the number that it has there if its own is closed, or -1.
@@ -437,9 +470,13 @@ pub fn unmanage(b: &mut Both) {
     let conn = b.rx.conn();
     let local = conn.local();
     let _lg = local.lock.lock();
-    local.managed.store(false, Relaxed);
+    if !local.managed.swap(false, Relaxed) {
+        return;
+    }
     // SAFETY: guarded by `local.lock`.
-    for (s, fd) in unsafe { &*local.items.get() } {
+    let items = unsafe { &*local.items.get() };
+    let mut notes = Vec::with_capacity(items.len());
+    for (s, fd) in items {
         // SAFETY: sets are never freed.
         let s = unsafe { &**s };
         let _g = s.lock.lock();
@@ -455,16 +492,23 @@ pub fn unmanage(b: &mut Both) {
                     i.told = Told::all(news, bits);
                     (i.muted, i.received) = (true, received);
                     s.muted.fetch_add(1, SeqCst);
+                } else {
+                    i.told = Told::NOTHING;
                 }
             }
+            notes.push(s.name().map(|name| Note::of(name, *fd, i)));
             // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
             i.since = s.rounds.fetch_add(1, SeqCst);
             s.returned.store(i.since, SeqCst);
             i.aside = if i.spent { -1 } else { give_back(s.epfd.load(Relaxed), *fd, conn, &ev) };
             i.managed = false;
-            s.managed.fetch_sub(1, SeqCst);
+            if s.managed.fetch_sub(1, SeqCst) == 1 && s.forked.load(Relaxed) {
+                // Other processes see it in their kernel's set, which it would make readable.
+                bell::clear(s.bell.load(Relaxed));
+            }
             s.count_managed(-1);
             s.moves.fetch_add(1, SeqCst);
         }
     }
+    *b.rx.left() = Left::of(notes.into_iter(), true);
 }

@@ -58,24 +58,34 @@ impl Set {
                 // Another thread has closed it while others were waited for.
                 continue;
             }
-            let (fd, conn, away) = (key.fd, item.conn, item.away);
+            let (fd, conn) = (key.fd, item.conn);
+            // What was told before the fork is no news for having been put back, nor what was told after it.
+            let known = item.managed || item.muted;
+            let was_away = item.managed || left(conn);
+            let mut item = item;
+            if !known {
+                item.told = Told::NOTHING;
+            }
+            if was_away && !item.away {
+                match self.found(conn, fd) {
+                    Found::Note(n) => item.set_to(&n),
+                    Found::Gone if whole => {
+                        saw(conn);
+                        continue;
+                    }
+                    _ => {}
+                }
+            }
+            let away = item.away;
             let ev = item.for_kernel();
             let stray = !away && self.take_stray(&strays, fd, &ev);
             if !item.spent && !away && (!whole || stray) {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             }
-            // What was told before the fork is no news for having been put back, nor what the kernel's set had told when the
-            // connection was taken out of it after the fork.
-            let known = item.managed || item.muted;
-            let muted = (known || left(conn)) && item.events & (ET | ONESHOT) == ET;
-            let (spent, told) = match known {
-                true => (item.spent, item.told),
-                false => {
-                    (item.spent, conn.lock_both_within(visit::SLICE_NS).map_or(Told::NOTHING, |mut b| *b.rx.told()))
-                }
-            };
-            let item = Item { spent, away, told, muted, ..Item::new(conn, &ev, false) };
+            let (told, received, spent) = (item.told, item.received, item.spent);
+            let muted = (known || was_away) && item.events & (ET | ONESHOT) == ET;
+            let item = Item { spent, away, told, received, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             self.away.fetch_add(away.into(), SeqCst);
             let local = conn.local();
@@ -89,6 +99,39 @@ impl Set {
             conn.watcher_added();
             saw(conn);
         }
+    }
+
+    /// What the connection's owner has left of the item `fd`, when it gave it back to the kernel's set.
+    fn found(&self, conn: &Conn, fd: c_int) -> Found {
+        let Some(mut b) = conn.lock_both_within(visit::SLICE_NS) else { return Found::Unknown };
+        match b.rx.left().find(self.name(), fd) {
+            // Who has closed the set knows nothing of its items.
+            Found::Gone if self.lacks() => Found::Unknown,
+            found => found,
+        }
+    }
+
+    /// Whether another process has taken the item `fd` out since; then it is there no more.
+    #[cold]
+    pub(super) fn has_lost(&self, fd: c_int, conn: &Conn) -> bool {
+        let lost = self.forked.load(Relaxed) && !conn.is_managed() && matches!(self.found(conn, fd), Found::Gone);
+        if lost {
+            self.forget(Key::new(fd, conn), conn);
+        }
+        lost
+    }
+
+    /// An item that another process has taken out is there no more.
+    fn forget(&self, key: Key, conn: &Conn) {
+        let local = conn.local();
+        let _lg = local.lock.lock();
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `local.lock` and `lock`.
+        let (mine, inner) = unsafe { (&mut *local.items.get(), &mut *self.inner.get()) };
+        self.removed(inner.remove(key, &self.begin_change()));
+        let before = mine.len();
+        mine.retain(|(s, f)| !(core::ptr::eq(*s, self) && *f == key.fd));
+        local.watchers_left(before - mine.len());
     }
 
     /// What the kernel's set has under numbers of the library's. An owner that has closed an item's number puts it back under one
@@ -136,13 +179,23 @@ impl Set {
             if !visit::settle(conn) {
                 continue;
             }
+            let found = self.found(conn, key.fd);
+            if matches!(found, Found::Gone) {
+                self.forget(*key, conn);
+                continue;
+            }
             let strays = self.strays();
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
             if let Some(i) = inner.items.get_mut(key).filter(|i| i.away) {
+                if let Found::Note(n) = found {
+                    i.set_to(&n);
+                }
                 if table::is(key.fd, conn) {
                     self.take_stray(&strays, key.fd, &i.for_kernel());
+                }
+                if table::is(key.fd, conn) && !i.spent {
                     let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, key.fd, &i.for_kernel());
                 }
                 self.came(i);

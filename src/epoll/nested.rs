@@ -121,7 +121,8 @@ impl Set {
         let token = self.token.load(Relaxed);
         let ready = |item: Listed| {
             let mask = (item.events & !NOT_EVENTS) as libc::c_short;
-            if item.data == token {
+            // (The kernel adds two events to those of all but a one-shot that has fired.)
+            if item.data == token || mask == 0 {
                 return false;
             }
             // What has another number here, or none, may well be it.

@@ -79,6 +79,11 @@ impl Set {
         r.filter(|r| r.set.load(Acquire) == self.shared_as.load(Relaxed))
     }
 
+    /// What it is called among the processes that have inherited it; `None`: no fork has gone by it.
+    pub(super) fn name(&self) -> Option<left::Name> {
+        self.record().map(|r| (r as *const Record as usize, self.shared_as.load(Relaxed)))
+    }
+
     /// Before a fork, and before it keeps others from changing sets: the child may come to use this one.
     pub(super) fn may_be_shared(&self) {
         let me = process::holder_id();
@@ -133,13 +138,23 @@ impl Set {
         }
     }
 
+    /// Whether the kernel's set lacks items that a process had taken out which has closed it since.
+    pub(super) fn lacks(&self) -> bool {
+        self.record().is_none_or(|r| r.lacks.load(SeqCst))
+    }
+
+    /// This process is about to close it. Before the connections forget that they are in it.
+    pub(super) fn about_to_leave(&self) {
+        if let Some(r) = self.record().filter(|_| !self.is_inherited()) {
+            r.lacks.fetch_or(self.managed.load(SeqCst) > 0, SeqCst);
+        }
+    }
+
     /// This process uses it no more, and takes its managed items with it.
     pub(super) fn leave(&self) {
         let Some(r) = self.record() else { return };
         if !self.is_inherited() {
-            let mine = self.managed.load(SeqCst);
-            r.lacks.fetch_or(mine > 0, SeqCst);
-            r.managed.fetch_sub(mine, SeqCst);
+            r.managed.fetch_sub(self.managed.load(SeqCst), SeqCst);
             futex_wake(&r.managed, i32::MAX);
             r.users.remove_if_there(process::holder_id());
         }

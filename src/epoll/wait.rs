@@ -252,11 +252,13 @@ impl Set {
                 _ => return false,
             }
         };
+        // More of what had come by a ring is no news either.
+        let goes_on = received > 0 && rendezvous::received(conn.local().fd.load(Relaxed)).is_some_and(|n| n < received);
         let new = is_new(conn, told, received, e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *self.inner.get() };
-        if let Some(i) = inner.items.get_mut(&key) {
+        if let Some(i) = inner.items.get_mut(&key).filter(|_| new || !goes_on) {
             self.unmute(i);
         }
         !new

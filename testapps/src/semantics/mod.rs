@@ -18,6 +18,7 @@ mod family;
 mod faults;
 mod found;
 mod handlers;
+mod heirs;
 mod images;
 mod jumps;
 mod partial;
@@ -71,6 +72,7 @@ fn all() -> Vec<Check> {
         unread::CHECKS,
         returns::CHECKS,
         sets::CHECKS,
+        heirs::CHECKS,
         stdio::CHECKS,
         told::CHECKS,
         badmem::CHECKS,

@@ -28,7 +28,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Brings the connection back to TCP, where rings do not do it.
-fn bring_home(fd: RawFd) -> Res {
+pub fn bring_home(fd: RawFd) -> Res {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
     sys::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
     sys::fcntl(fd, libc::F_SETFL, flags)?;

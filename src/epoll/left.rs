@@ -1,0 +1,132 @@
+//! What children find of a connection's items that its owner had taken out of the kernel's sets.
+//!
+//! A child knows of a set what its parent knew when it was forked. What the owner tells, changes, or takes out after that the
+//! child would do once more, or not find. So whoever gives a connection back to the kernel's sets leaves a note of each item
+//! with the connection, which the family shares.
+
+use super::*;
+
+/// A connection is in more sets than this only in odd programs.
+const MOST: usize = 3;
+
+/// A set, for all processes that have inherited it.
+pub(super) type Name = (usize, u32);
+
+/// An item, as it was given back.
+#[derive(Clone, Copy)]
+pub(super) struct Note {
+    set: Name,
+    fd: c_int,
+    pub events: u32,
+    pub data: u64,
+    /// A one-shot that has fired.
+    pub spent: bool,
+    /// What was told of edges.
+    pub told: Told,
+    /// See [`Item::received`].
+    pub received: u64,
+}
+
+impl Note {
+    pub(super) fn of(set: Name, fd: c_int, i: &Item) -> Note {
+        Note { set, fd, events: i.events, data: i.data, spent: i.spent, told: i.told, received: i.received }
+    }
+}
+
+/// What is said of an item.
+pub(super) enum Found {
+    /// This.
+    Note(Note),
+    /// It is in the set no more.
+    Gone,
+    /// Nothing.
+    Unknown,
+}
+
+/// The notes of a connection.
+#[derive(Clone, Copy)]
+pub struct Left {
+    notes: [Option<Note>; MOST],
+    /// There is one of each item.
+    all: bool,
+}
+
+impl Left {
+    /// Nothing is known.
+    pub const NOTHING: Left = Left { notes: [None; MOST], all: false };
+
+    /// What was noted of each item, or would have been, had its set a name. `all`: there is no other.
+    pub(super) fn of(notes: impl Iterator<Item = Option<Note>>, all: bool) -> Left {
+        let mut left = Left { all, ..Left::NOTHING };
+        let mut n = 0;
+        for note in notes {
+            left.all &= note.is_some() && n < MOST;
+            if n < MOST && note.is_some() {
+                left.notes[n] = note;
+                n += 1;
+            }
+        }
+        left
+    }
+
+    /// The item that a set has under a number is this now, or there is none.
+    pub(super) fn set(&mut self, set: Name, fd: c_int, note: Option<Note>) {
+        let old = self.notes.iter_mut().find(|n| n.is_some_and(|n| n.set == set && n.fd == fd));
+        match (old, note) {
+            (Some(old), note) => *old = note,
+            (None, None) => {}
+            (None, note) => match self.notes.iter_mut().find(|n| n.is_none()) {
+                Some(free) => *free = note,
+                None => self.all = false,
+            },
+        }
+    }
+
+    /// What is said of the item that a set has under a number.
+    pub(super) fn find(&self, set: Option<Name>, fd: c_int) -> Found {
+        let Some(set) = set else { return Found::Unknown };
+        match self.notes.iter().flatten().find(|n| n.set == set && n.fd == fd) {
+            Some(n) => Found::Note(*n),
+            None if self.all => Found::Gone,
+            None => Found::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(set: usize, fd: c_int) -> Option<Note> {
+        Some(Note { set: (set, 1), fd, events: 1, data: 2, spent: false, told: Told::NOTHING, received: 3 })
+    }
+
+    fn says(left: &Left, set: usize, fd: c_int) -> Option<bool> {
+        match left.find(Some((set, 1)), fd) {
+            Found::Note(n) => Some((n.fd, n.set) == (fd, (set, 1))),
+            Found::Gone => Some(false),
+            Found::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn what_is_not_noted_is_gone_only_if_all_is_noted() {
+        let left = Left::of([note(1, 5), note(2, 5)].into_iter(), true);
+        assert_eq!(says(&left, 1, 5), Some(true));
+        assert_eq!(says(&left, 2, 5), Some(true));
+        assert_eq!(says(&left, 1, 6), Some(false));
+        assert!(matches!(left.find(None, 5), Found::Unknown), "a set without a name");
+        for (notes, all) in [(vec![note(1, 5)], false), (vec![note(1, 5), None], true)] {
+            let left = Left::of(notes.into_iter(), all);
+            assert_eq!(says(&left, 1, 5), Some(true));
+            assert_eq!(says(&left, 1, 6), None);
+        }
+        let mut left = Left::of([note(1, 5)].into_iter(), true);
+        left.set((1, 1), 5, None);
+        left.set((1, 1), 6, note(1, 6));
+        assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
+        let many = Left::of((0..MOST as c_int + 1).map(|fd| note(1, fd)), true);
+        assert_eq!(says(&many, 1, 0), Some(true));
+        assert_eq!(says(&many, 1, MOST as c_int), None, "one too many");
+    }
+}

@@ -1,0 +1,176 @@
+//! What a forked child finds of a set that its parent goes on to use, and of an error that another call has seen.
+
+use super::cx::{Cx, Op, Res};
+use super::procs::{child, reap};
+use super::sets::bring_home;
+use super::waiting::{events, set};
+use super::Check;
+use crate::{same, sys, util};
+use libc::{ECONNRESET, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
+use std::os::fd::RawFd;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("set-told-of-room-before-a-fork", told_before),
+    ("set-told-of-bytes-after-a-fork", |cx| told_after(cx, false)),
+    ("set-told-of-its-own-end-after-a-fork", |cx| told_after(cx, true)),
+    ("set-told-of-its-own-end", own_end),
+    ("set-of-a-parent-that-takes-out", taken_out),
+    ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
+    ("set-that-a-child-was-told-of-once", fired_in_the_child),
+    ("set-that-asks-for-room-only", low_water_of_others),
+    ("told-by-the-call-after", |cx| error_behind_bytes(cx, false, 10)),
+    ("told-by-the-call-after-a-return", |cx| error_behind_bytes(cx, true, 10)),
+    ("told-to-who-asks-for-nothing", |cx| error_behind_bytes(cx, true, 0)),
+];
+
+/// A child that goes on when it is told.
+struct Later {
+    pid: libc::pid_t,
+    tell: RawFd,
+}
+
+impl Later {
+    fn fork(f: impl FnOnce() -> Res) -> Result<Later, super::cx::Why> {
+        let (rd, tell) = sys::pipe()?;
+        let pid = child(move || {
+            sys::read_exact(rd, &mut [0])?;
+            f()
+        })?;
+        sys::close(rd)?;
+        Ok(Later { pid, tell })
+    }
+
+    fn run(self) -> Res {
+        sys::write_all_fd(self.tell, &[1])?;
+        reap(self.pid)?;
+        Ok(sys::close(self.tell)?)
+    }
+}
+
+/// Neither the set itself nor who polls it is told of anything.
+fn is_quiet(ep: RawFd) -> Res {
+    for _ in 0..3 {
+        same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set");
+        same!(events(ep, 20)?, 0, "events");
+    }
+    Ok(())
+}
+
+fn told_before(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events");
+    reap(child(|| is_quiet(ep))?)?;
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+fn told_after(cx: &mut Cx, end: bool) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    let later = Later::fork(|| is_quiet(ep))?;
+    if end {
+        sys::shutdown(cx.fd, SHUT_RD)?;
+        same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events of the parent");
+        later.run()?;
+    } else {
+        cx.tell(Op::Send, 100, 0, 0)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events of the parent");
+        later.run()?;
+        cx.tell(Op::Send, 50, 0, 0)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events of more");
+        cx.recv(150)?;
+    }
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+/// That it moves is no news of the end that the program has made itself; the peer's is.
+fn own_end(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    sys::shutdown(cx.fd, SHUT_RD)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events");
+    bring_home(cx.fd)?;
+    is_quiet(ep)?;
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events when the peer has ended, too");
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+fn taken_out(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    let fd = cx.fd;
+    let later = Later::fork(|| {
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Ok(()), "adding what the parent has taken out");
+        same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLIN as u32, 8)], "events of the child");
+        Ok(())
+    })?;
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    later.run()?;
+    cx.recv(100)?;
+    Ok(sys::close(ep)?)
+}
+
+fn fired_in_the_parent(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
+    let fd = cx.fd;
+    let later = Later::fork(|| {
+        is_quiet(ep)?;
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Err(libc::EEXIST), "adding it again");
+        Ok(())
+    })?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events of the parent");
+    later.run()?;
+    cx.recv(100)?;
+    Ok(sys::close(ep)?)
+}
+
+fn fired_in_the_child(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
+    let later = Later::fork(|| {
+        same!(events(ep, 1000)?, EPOLLIN | EPOLLHUP, "events of the child");
+        is_quiet(ep)
+    })?;
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
+    util::pause_ms(20);
+    later.run()?;
+    Ok(sys::close(ep)?)
+}
+
+/// A changed `SO_RCVLOWAT` wakes who waits for something to read, and nobody else.
+fn low_water_of_others(cx: &mut Cx) -> Res {
+    let (out, inp) = (set(cx, EPOLLOUT | EPOLLET)?, set(cx, EPOLLIN | EPOLLET)?);
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!((events(out, 1000)?, events(inp, 1000)?), (EPOLLOUT, EPOLLIN), "events");
+    sys::setsockopt(cx.fd, SOL_SOCKET, SO_RCVLOWAT, 2i32)?;
+    same!(events(inp, 1000)?, EPOLLIN, "events of who reads, at another mark");
+    is_quiet(out)?;
+    cx.recv(10)?;
+    [out, inp].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
+
+/// A receive that has some bytes when the connection is reset leaves the error to the next one, even to one of no bytes.
+fn error_behind_bytes(cx: &mut Cx, home: bool, next: usize) -> Res {
+    // A close with these unread is a reset.
+    cx.send(600)?;
+    if home {
+        bring_home(cx.fd)?;
+    }
+    cx.later(30, 3)?;
+    cx.post(Op::Sleep, 30_000, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    let mut b = [0; 10];
+    same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Ok(3), "a receive of all that is cut off");
+    cx.take(&b[..3])?;
+    cx.wait()?;
+    same!(sys::recv(cx.fd, &mut b[..next], 0), Err(ECONNRESET), "the next one");
+    same!(sys::recv(cx.fd, &mut b, 0), Ok(0), "the one after that");
+    Ok(())
+}
