@@ -268,7 +268,7 @@ def spark(run):
     """A Spark cluster of two executors on this host, which exchange a shuffle over netty."""
     find_pyspark(run)
     run.sides = ("client",)
-    got = run.role("spark", 0, rows=run.n(80_000), folder=run.dir).result(280)
+    got = run.role("spark", 0, rows=run.n(80_000), passes=8, folder=run.dir).result(280)
     return f"{got['rows']} rows of {got['bytes'] / 1e6:.0f} MB shuffled, every key and checksum right"
 
 
