@@ -37,11 +37,13 @@ fn main() {
         "echo-server" => echo_server::run(&a),
         "echo-client" => echo_client::run(&a),
         "semantics" => semantics::run(&a),
+        "puppets" => semantics::far::run(&a),
+        "puppets-relay" => semantics::far::pass_on(&a),
         "programs" => programs::run(&a),
         _ => {
             eprintln!(
                 "usage: rs-app pingpong-server|pingpong-client|stream-server|stream-client|\
-                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics|programs [OPTIONS]\n\
+                 soak|soak-server|soak-client|soak-self|echo-server|echo-client|semantics|puppets|programs [OPTIONS]\n\
                         rs-app {} KIND [OPTIONS], with KIND one of {}",
                 load::VERBS.join("|"),
                 load::KINDS.join(", ")

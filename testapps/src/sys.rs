@@ -409,61 +409,72 @@ pub fn sendfile(out: RawFd, file: RawFd, off: &mut i64, n: usize) -> R<usize> {
 }
 
 /// The address that servers listen at and clients connect to: `RS_APP_HOST`, or 127.0.0.1.
-fn host() -> IpAddr {
+pub fn host() -> IpAddr {
     let text = std::env::var("RS_APP_HOST").unwrap_or_default();
     text.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-fn sockaddr(port: u16) -> libc::sockaddr_storage {
+/// An address of the C library's kind, and its length.
+fn sockaddr(host: IpAddr, port: u16) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: zeroes are valid.
     let mut s: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     // SAFETY: either kind of address fits.
-    unsafe {
-        match host() {
+    let len = unsafe {
+        match host {
             IpAddr::V4(a) => {
                 let to = &mut *(&raw mut s).cast::<libc::sockaddr_in>();
                 (to.sin_family, to.sin_port) = (libc::AF_INET as u16, port.to_be());
                 to.sin_addr.s_addr = u32::from_ne_bytes(a.octets());
+                std::mem::size_of_val(to)
             }
             IpAddr::V6(a) => {
                 let to = &mut *(&raw mut s).cast::<libc::sockaddr_in6>();
                 (to.sin6_family, to.sin6_port) = (libc::AF_INET6 as u16, port.to_be());
                 to.sin6_addr.s6_addr = a.octets();
+                std::mem::size_of_val(to)
             }
         }
-    }
-    s
-}
-
-fn addr_len() -> libc::socklen_t {
-    match host() {
-        IpAddr::V4(_) => std::mem::size_of::<libc::sockaddr_in>() as libc::socklen_t,
-        IpAddr::V6(_) => std::mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t,
-    }
+    };
+    (s, len as libc::socklen_t)
 }
 
 /// A new TCP socket.
 pub fn tcp_socket() -> R<RawFd> {
-    let family = if host().is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    tcp_socket_for(host())
+}
+
+/// A new TCP socket for addresses of this one's kind.
+pub fn tcp_socket_for(host: IpAddr) -> R<RawFd> {
+    let family = if host.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: no pointers.
     int(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// `connect(2)` to a port of this host.
+/// `connect(2)` to a port of [`host`].
 pub fn connect_to(fd: RawFd, port: u16) -> R<()> {
-    let a = sockaddr(port);
-    // SAFETY: an address of the length that is given.
-    int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, addr_len()) }).map(|_| ())
+    connect_to_host(fd, host(), port)
 }
 
-/// A listener on 127.0.0.1 (`port` 0: any): (fd, port).
+/// `connect(2)` to a port of a host.
+pub fn connect_to_host(fd: RawFd, host: IpAddr, port: u16) -> R<()> {
+    let (a, len) = sockaddr(host, port);
+    // SAFETY: an address of the length that is given.
+    int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, len) }).map(|_| ())
+}
+
+/// A listener on [`host`] (`port` 0: any): (fd, port).
 pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
-    let fd = tcp_socket()?;
+    listen_at(host(), port, backlog)
+}
+
+/// A listener on an address of this machine (`port` 0: any): (fd, port).
+pub fn listen_at(host: IpAddr, port: u16, backlog: c_int) -> R<(RawFd, u16)> {
+    let fd = tcp_socket_for(host)?;
     setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1 as c_int)?;
-    let a = sockaddr(port);
+    let (a, len) = sockaddr(host, port);
     // SAFETY: an address of the length that is given; then no pointers.
     unsafe {
-        int(libc::bind(fd, &a as *const _ as *const libc::sockaddr, addr_len()))?;
+        int(libc::bind(fd, &a as *const _ as *const libc::sockaddr, len))?;
         int(libc::listen(fd, backlog))?;
     }
     Ok((fd, sockname(fd, false)?.1))
@@ -471,13 +482,18 @@ pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
 
 /// `connect(2)` of a fresh socket to [`host`], `TCP_NODELAY` set.
 pub fn connect(port: u16) -> R<RawFd> {
-    connect_as(port, |_| Ok(()))
+    connect_at(host(), port, |_| Ok(()))
 }
 
 /// The same, `with` the socket before.
 pub fn connect_as(port: u16, with: impl FnOnce(RawFd) -> R<()>) -> R<RawFd> {
-    let fd = tcp_socket()?;
-    if let Err(e) = with(fd).and_then(|()| connect_to(fd, port)) {
+    connect_at(host(), port, with)
+}
+
+/// The same, to any host.
+pub fn connect_at(host: IpAddr, port: u16, with: impl FnOnce(RawFd) -> R<()>) -> R<RawFd> {
+    let fd = tcp_socket_for(host)?;
+    if let Err(e) = with(fd).and_then(|()| connect_to_host(fd, host, port)) {
         close(fd)?;
         return Err(e);
     }
@@ -501,8 +517,9 @@ pub fn nodelay(fd: RawFd) -> R<()> {
 
 /// `getsockname(2)` or `getpeername(2)`: (IPv4 address, port). Of an IPv6 socket only the port means anything.
 pub fn sockname(fd: RawFd, peer: bool) -> R<([u8; 4], u16)> {
-    let mut a = sockaddr(0);
-    let mut n = addr_len();
+    // SAFETY: zeroes are valid.
+    let mut a: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut n = std::mem::size_of_val(&a) as libc::socklen_t;
     let p = &mut a as *mut _ as *mut libc::sockaddr;
     // SAFETY: room for one address of the length that is given.
     int(unsafe {

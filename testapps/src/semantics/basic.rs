@@ -4,6 +4,7 @@ use super::cx::{between, Cx, Op, Res, Why};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, O_NONBLOCK, POLLIN, SOL_SOCKET};
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -476,8 +477,8 @@ fn zero_recv(cx: &mut Cx) -> Res {
 
 fn names(cx: &mut Cx) -> Res {
     let (me, peer) = (sys::sockname(cx.fd, false)?, sys::sockname(cx.fd, true)?);
-    same!(me.0, [127, 0, 0, 1], "own address");
-    same!(peer.0, [127, 0, 0, 1], "peer's address");
+    same!(IpAddr::from(me.0), cx.hosts.check, "own address");
+    same!(IpAddr::from(peer.0), cx.hosts.puppet, "peer's address");
     ensure!(me.1 != peer.1 && me.1 != 0 && peer.1 != 0, "ports {} and {}", me.1, peer.1);
     cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
     same!(sys::read(cx.fd, &mut [0; 4]), Ok(0), "end of the stream");

@@ -1,9 +1,10 @@
 //! What a check works with: its own end of a warmed-up connection, and a *puppet* that holds the
 //! other end and does what it is told. The puppet is a thread or, with `--two`, a process that
-//! was forked before there was any socket.
+//! was forked before there was any socket; with `--puppets` it is a process of another machine.
 
 use crate::sys::{self, R};
 use crate::{prng, util};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
 
 /// Why a check failed.
@@ -94,11 +95,11 @@ pub const IN: u64 = 0x0ddba11;
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[repr(u64)]
 pub enum Op {
-    /// Listens; the answer is the port.
+    /// Listens at an address (1, 2); the answer is the port.
     Listen,
     /// Accepts one connection.
     Accept,
-    /// Connects to a port (1).
+    /// Connects to a port (1) of an address (2, 3).
     Connect,
     /// Echoes (1) messages of (2) bytes; ends well at the end of the stream.
     Echo,
@@ -158,6 +159,52 @@ const OPS: [Op; 20] = [
     Op::First,
     Op::Quit,
 ];
+
+/// The addresses of both ends of a check's connection with its puppet.
+#[derive(Clone, Copy)]
+pub struct Hosts {
+    /// Where the check listens.
+    pub check: IpAddr,
+    /// Where the puppet listens.
+    pub puppet: IpAddr,
+}
+
+impl Hosts {
+    /// Both in this machine.
+    pub fn here() -> Hosts {
+        Hosts { check: sys::host(), puppet: sys::host() }
+    }
+
+    /// Whether the puppet is in another machine.
+    pub fn are_two(&self) -> bool {
+        self.check != self.puppet
+    }
+}
+
+/// An address as arguments of an [`Op`].
+fn words(host: IpAddr) -> [u64; 2] {
+    let v6 = match host {
+        IpAddr::V4(a) => a.to_ipv6_mapped(),
+        IpAddr::V6(a) => a,
+    };
+    let n = v6.to_bits();
+    [(n >> 64) as u64, n as u64]
+}
+
+/// The address that [`words`] are of.
+fn address(high: u64, low: u64) -> IpAddr {
+    Ipv6Addr::from_bits((high as u128) << 64 | low as u128).to_canonical()
+}
+
+/// What a control socket's answer is: the result of an [`Op`], its errno, or the status of a puppet that has ended.
+const DONE: u64 = 0;
+const FAILED: u64 = 1;
+const ENDED: u64 = 2;
+
+/// Tells the other end of a control socket the status of its puppet, which has ended.
+pub fn tell_status(ctl: RawFd, status: i32) -> R<()> {
+    put(ctl, [status as u64, ENDED, 0, 0])
+}
 
 fn put(fd: RawFd, words: [u64; 4]) -> R<()> {
     let mut b = [0u8; 32];
@@ -243,8 +290,8 @@ pub fn puppet(ctl: RawFd) {
     while let Ok([op, a, b, c]) = get(ctl) {
         let op = OPS[op as usize];
         let (r, tag) = match act(&mut e, &mut listener, op, a, b, c) {
-            Ok(v) => (v, 0),
-            Err(errno) => (errno as u64, 1),
+            Ok(v) => (v, DONE),
+            Err(errno) => (errno as u64, FAILED),
         };
         if put(ctl, [r, tag, e.tx, e.rx]).is_err() || op == Op::Quit {
             break;
@@ -260,7 +307,7 @@ pub fn puppet(ctl: RawFd) {
 fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u64> {
     match op {
         Op::Listen => {
-            let (fd, port) = sys::listen(0, 8)?;
+            let (fd, port) = sys::listen_at(address(a, b), 0, 8)?;
             *listener = fd;
             return Ok(port as u64);
         }
@@ -269,7 +316,7 @@ fn act(e: &mut End, listener: &mut RawFd, op: Op, a: u64, b: u64, c: u64) -> R<u
             sys::close(*listener)?;
             *listener = -1;
         }
-        Op::Connect => e.fd = sys::connect(a as u16)?,
+        Op::Connect => e.fd = sys::connect_at(address(b, c), a as u16, |_| Ok(()))?,
         Op::Echo => {
             for i in 0..a {
                 if i % 4 == 0 {
@@ -352,23 +399,25 @@ pub struct Cx {
     open: usize,
     /// The connection must leave TCP.
     pub ring: bool,
+    /// Where the connection's ends are.
+    pub hosts: Hosts,
 }
 
 impl Cx {
     /// Connects (or, with `accept`, accepts) and warms up. With `ring`, goes on until the bytes
     /// have left TCP.
-    pub fn new(ctl: RawFd, accept: bool, ring: bool) -> Result<Cx, Why> {
-        let mut cx = Cx { fd: -1, ctl, tx: 0, rx: 0, open: 0, ring };
+    pub fn new(ctl: RawFd, hosts: Hosts, accept: bool, ring: bool) -> Result<Cx, Why> {
+        let mut cx = Cx { fd: -1, ctl, tx: 0, rx: 0, open: 0, ring, hosts };
         if accept {
-            let (l, port) = sys::listen(0, 8)?;
-            cx.post(Op::Connect, port as u64, 0, 0)?;
+            let (l, port) = sys::listen_at(hosts.check, 0, 8)?;
+            let [high, low] = words(hosts.check);
+            cx.post(Op::Connect, port as u64, high, low)?;
             cx.fd = sys::accept(l, libc::SOCK_CLOEXEC)?;
             cx.wait()?;
             sys::close(l)?;
         } else {
-            let port = cx.tell(Op::Listen, 0, 0, 0)?;
-            cx.post(Op::Accept, 0, 0, 0)?;
-            cx.fd = sys::connect(port as u16)?;
+            let port = cx.expect()?;
+            cx.fd = cx.connect(port)?;
             cx.wait()?;
         }
         cx.leave_tcp()?;
@@ -392,6 +441,19 @@ impl Cx {
         Err(Why("the connection never left TCP".into()))
     }
 
+    /// Has the puppet listen, and accept one connection: the port.
+    pub fn expect(&mut self) -> Result<u16, Why> {
+        let [high, low] = words(self.hosts.puppet);
+        let port = self.tell(Op::Listen, high, low, 0)?;
+        self.post(Op::Accept, 0, 0, 0)?;
+        Ok(port as u16)
+    }
+
+    /// Connects to a port of the puppet's.
+    pub fn connect(&self, port: u16) -> R<RawFd> {
+        sys::connect_at(self.hosts.puppet, port, |_| Ok(()))
+    }
+
     /// Whether its connection must leave TCP.
     pub fn is_to_leave(&self) -> bool {
         self.ring
@@ -402,9 +464,8 @@ impl Cx {
         sys::close(self.fd)?;
         self.tell(Op::Close, 0, 0, 0)?;
         self.tell(Op::Restart, 0, 0, 0)?;
-        let port = self.tell(Op::Listen, 0, 0, 0)?;
-        self.post(Op::Accept, 0, 0, 0)?;
-        self.fd = sys::connect(port as u16)?;
+        let port = self.expect()?;
+        self.fd = self.connect(port)?;
         self.wait()?;
         (self.tx, self.rx) = (0, 0);
         Ok(())
@@ -444,7 +505,19 @@ impl Cx {
         assert!(self.open > 0, "nothing was asked");
         let [v, tag, _, _] = get(self.ctl)?;
         self.open -= 1;
-        Ok(if tag == 0 { Ok(v) } else { Err(v as i32) })
+        match tag {
+            DONE => Ok(Ok(v)),
+            FAILED => Ok(Err(v as i32)),
+            _ => Err(Why(format!("the peer process ended with status {v}"))),
+        }
+    }
+
+    /// Waits for the end of a puppet that is in another machine: its status.
+    pub fn far_status(&mut self) -> Result<i32, Why> {
+        match get(self.ctl)? {
+            [status, ENDED, _, _] => Ok(status as i32),
+            other => Err(Why(format!("the peer process says {other:?}, not how it ended"))),
+        }
     }
 
     /// Waits for everything that the puppet was told: the last answer.
@@ -584,6 +657,6 @@ impl Cx {
 
     /// The same streams, seen by another thread or through another fd.
     pub fn with_fd(&self, fd: RawFd) -> Cx {
-        Cx { fd, ctl: -1, tx: self.tx, rx: self.rx, open: 0, ring: false }
+        Cx { fd, ctl: -1, tx: self.tx, rx: self.rx, open: 0, ring: false, hosts: self.hosts }
     }
 }

@@ -326,17 +326,16 @@ fn killed_parent(cx: &mut Cx) -> Res {
     sys::close(far)?;
     cx.tell(Op::Close, 0, 0, 0)?;
     cx.tell(Op::Restart, 0, 0, 0)?;
-    let port = cx.tell(Op::Listen, 0, 0, 0)?;
+    let port = cx.expect()?;
     sys::write_all_fd(port_wr, &port.to_ne_bytes())?;
-    cx.post(Op::Accept, 0, 0, 0)?;
     cx.post(Op::Echo, 100, 16, 0)?;
     let (said_rd, said_wr) = sys::pipe()?;
     let middle = sys::fork()?;
     if middle == 0 {
         let mut run = move || -> Res {
-            let mut port = [0; 8];
+            let mut port = [0; 2];
             sys::read_exact(port_rd, &mut port)?;
-            c.fd = sys::connect(u64::from_ne_bytes(port) as u16)?;
+            c.fd = c.connect(u16::from_ne_bytes(port))?;
             (c.tx, c.rx) = (0, 0);
             for i in 0..100 {
                 c.send(16)?;

@@ -2,7 +2,7 @@
 //! says and in the way that it has chosen, or its death.
 
 use super::badmem::{Bad, Pages};
-use super::cx::{child_must_leave_tcp, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, Cx, Hosts, Op, Res, Why};
 use super::jumps::{rs_app_leavable, siglongjmp, Place, LEFT};
 use super::Check;
 use crate::{ensure, same, sys};
@@ -183,7 +183,7 @@ fn early(is_to_leave: bool) -> Res {
     install(SIGSEGV, handler(), SA_SIGINFO, &[])?;
     let (mine, its) = sys::socketpair()?;
     std::thread::spawn(move || super::cx::puppet(its));
-    let mut cx = Cx::new(mine, false, is_to_leave)?;
+    let mut cx = Cx::new(mine, Hosts::here(), false, is_to_leave)?;
     tell(&mut cx)?;
     cx.tell(Op::Quit, 0, 0, 0)?;
     Ok(())

@@ -15,6 +15,7 @@ mod dialled;
 mod ends;
 mod environs;
 mod family;
+pub mod far;
 mod faults;
 mod found;
 mod handlers;
@@ -37,7 +38,8 @@ mod waiting;
 
 use crate::args::Args;
 use crate::sys;
-use cx::{Cx, Op, Res, Why, LATE, UNTRIED};
+use cx::{Cx, Hosts, Op, Res, Why, LATE, UNTRIED};
+use far::Far;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -81,10 +83,17 @@ fn all() -> Vec<Check> {
     lists.concat()
 }
 
-/// `semantics [--two] [--accept] [--ring] [--only NAME] [--list] [--secs N] [--known NAMES]
+/// What checks are run with.
+struct Setting<'a> {
+    args: &'a Args,
+    /// Where puppets are, if in another machine.
+    far: Option<Far>,
+}
+
+/// `semantics [--two|--puppets ADDRESS:PORT] [--accept] [--ring] [--only NAME] [--list] [--secs N] [--known NAMES]
 /// [--skip NAMES] [--again N]`.
 ///
-/// `--two`: the other end is in another process. `--accept`: the end under test accepts.
+/// `--two`: the other end is in another process. `--puppets`: in another machine, where `puppets` listens. `--accept`: the end under test accepts.
 /// `--ring`: a check fails if its connection does not leave TCP first. `--only` takes beginnings of names, with commas
 /// between them. `--known`: checks that may fail. `--skip`: checks not to run. `--again`: a check that fails is tried so
 /// many times more, and counts as skipped if it holds then; wrong bytes fail at once. What was merely late gets two more
@@ -107,15 +116,23 @@ pub fn run(a: &Args) -> i32 {
     // Checks that are known to fail are run and told of all the same, and counted as skipped.
     let known = a.text("known", "");
     let (mut good, mut bad, mut skipped) = (0, 0, skip.split(',').filter(|s| !s.is_empty()).count() as i32);
+    let far = a.has("puppets").then(|| Far::new(&a.text("puppets", ""))).transpose();
+    let at = match far {
+        Ok(far) => Setting { args: a, far },
+        Err(Why(w)) => {
+            eprintln!("rs-app: {w}");
+            return 2;
+        }
+    };
     for (name, f) in checks {
-        let mut result = in_time(name, f, a);
+        let mut result = in_time(name, f, &at);
         for _ in 0..a.num("again", 0) {
             match &result {
                 Err(Why(w))
                     if !w.contains("differs") && !w.starts_with(UNTRIED) && !known.split(',').any(|k| k == name) =>
                 {
                     println!("AGAIN {name}: {w}");
-                    let next = in_time(name, f, a);
+                    let next = in_time(name, f, &at);
                     if next.is_ok() {
                         skipped += 1;
                         good -= 1;
@@ -144,30 +161,33 @@ pub fn run(a: &Args) -> i32 {
             }
         }
     }
+    if let Some(far) = at.far {
+        far.end();
+    }
     println!("{good} passed, {bad} failed, {skipped} skipped");
     (bad > 0 || good == 0) as i32
 }
 
 /// Runs one check, up to three times as long as it is merely late.
-fn in_time(name: &str, f: fn(&mut Cx) -> Res, a: &Args) -> Res {
+fn in_time(name: &str, f: fn(&mut Cx) -> Res, at: &Setting) -> Res {
     for _ in 0..2 {
-        match apart(f, a) {
+        match apart(f, at) {
             Err(Why(w)) if w.starts_with(LATE) => println!("AGAIN {name}: {w}"),
             result => return result,
         }
     }
-    apart(f, a)
+    apart(f, at)
 }
 
 /// Runs one check in a process of its own.
-fn apart(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
+fn apart(f: fn(&mut Cx) -> Res, at: &Setting) -> Res {
     use std::io::Write;
     std::io::stdout().flush().map_err(|e| Why(e.to_string()))?;
     let (rd, wr) = sys::pipe()?;
     let pid = sys::fork()?;
     if pid == 0 {
         sys::end_with_parent();
-        let code = match child(f, a) {
+        let code = match child(f, at) {
             Ok(()) => 0,
             Err(Why(w)) => {
                 let _ = sys::write(wr, w.as_bytes());
@@ -177,7 +197,7 @@ fn apart(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
         sys::exit(code);
     }
     sys::close(wr)?;
-    let limit = Instant::now() + Duration::from_secs(a.num("secs", 10));
+    let limit = Instant::now() + Duration::from_secs(at.args.num("secs", 10));
     let mut hung = false;
     let status = loop {
         if let Some(st) = sys::waitpid_now(pid)? {
@@ -207,28 +227,37 @@ fn apart(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
     }
 }
 
-fn child(f: fn(&mut Cx) -> Res, a: &Args) -> Res {
-    let (mine, its): (RawFd, RawFd) = sys::socketpair()?;
-    let mut pid = 0;
-    if a.has("two") {
-        pid = sys::fork()?;
-        if pid == 0 {
-            sys::end_with_parent();
-            sys::close(mine)?;
-            cx::puppet(its);
-            sys::exit(0);
-        }
-        sys::close(its)?;
+fn child(f: fn(&mut Cx) -> Res, at: &Setting) -> Res {
+    let a = at.args;
+    let (mut pid, mut hosts) = (0, Hosts::here());
+    let mine = if let Some(far) = &at.far {
+        hosts = far.hosts;
+        far.call()?
     } else {
-        std::thread::spawn(move || cx::puppet(its));
-    }
-    let mut cx = Cx::new(mine, a.has("accept"), a.has("ring"))?;
+        let (mine, its): (RawFd, RawFd) = sys::socketpair()?;
+        if a.has("two") {
+            pid = sys::fork()?;
+            if pid == 0 {
+                sys::end_with_parent();
+                sys::close(mine)?;
+                cx::puppet(its);
+                sys::exit(0);
+            }
+            sys::close(its)?;
+        } else {
+            std::thread::spawn(move || cx::puppet(its));
+        }
+        mine
+    };
+    let mut cx = Cx::new(mine, hosts, a.has("accept"), a.has("ring"))?;
     f(&mut cx)?;
     cx.wait()?;
     cx.tell(Op::Quit, 0, 0, 0)?;
     if pid > 0 {
         let st = sys::waitpid(pid)?;
         crate::same!(st, 0, "the peer process ended with status");
+    } else if at.far.is_some() {
+        crate::same!(cx.far_status()?, 0, "the peer process ended with status");
     }
     Ok(())
 }
