@@ -124,7 +124,8 @@ fn thinks(cx: &mut Cx, about: fn(Duration)) -> Res {
     for _ in 0..3 {
         same!(cx.grab(10), Err(EAGAIN), "recv of nothing");
         about(Duration::from_millis(200));
-        cx.tell(Op::Send, 10, 0, 0)?;
+        // It must not wait for the puppet before it looks again: that is a sleep where a socket wakes it.
+        cx.post(Op::Send, 10, 0, 0)?;
         let got = loop {
             match cx.grab(10) {
                 Err(EAGAIN) => core::hint::spin_loop(),
@@ -132,6 +133,7 @@ fn thinks(cx: &mut Cx, about: fn(Duration)) -> Res {
             }
         };
         cx.take(&got)?;
+        cx.wait()?;
     }
     let now = sys::tcp_bytes(cx.fd)?;
     if cx.is_to_leave() && now != before {

@@ -492,6 +492,13 @@ fn both_ends_leave_none(cx: &mut Cx) -> Res {
             util::pause_ms(1);
         }
         same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, POLLIN | POLLOUT | POLLHUP, "poll of both ends, {how}");
+        // The peer's kernel has to have heard of this end, too, which may be in another machine.
+        for _ in 0..2000 {
+            if sys::sockname(cx.fd, true).is_err() {
+                break;
+            }
+            util::pause_ms(1);
+        }
         same!(sys::sockname(cx.fd, true), Err(libc::ENOTCONN), "getpeername, {how}");
         same!(sys::shutdown(cx.fd, libc::SHUT_RDWR), Err(libc::ENOTCONN), "shutdown, {how}");
         cx.recv(N)?;
