@@ -93,22 +93,21 @@ fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
     let got = conn.mark_got.load(Relaxed) as usize;
     let len = if got > 0 { wire::MARK_LEN.saturating_sub(got) } else { buf.len() };
     let fd = conn.local().fd.load(Relaxed);
+    let failed = |e| {
+        // What a call was told before the kernel knew of it, or by its send, is no news.
+        if e == libc::ECONNRESET && conn.has_ended(END_TOLD) {
+            return Front::End;
+        }
+        conn.fail(e);
+        Front::Failed(e)
+    };
     // SAFETY: `buf` has room.
     let n = match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
-        Ok(0) => match conn.find_lost() {
-            None => return Front::End,
-            Some(e) => {
-                conn.fail(e);
-                return Front::Failed(e);
-            }
-        },
+        Ok(0) => return conn.find_lost().map_or(Front::End, failed),
         Ok(n) => n,
         Err(libc::EAGAIN | libc::EINTR) => return Front::Wait,
-        Err(e) => {
-            // The kernel tells it once.
-            conn.fail(e);
-            return Front::Failed(e);
-        }
+        // The kernel tells it once.
+        Err(e) => return failed(e),
     };
     if got > 0 {
         let whole = wire::mark(nonce);

@@ -42,6 +42,11 @@ pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
                 _ => libc::EPIPE,
             }
         }
+        // That the peer has reset it may come later on another host's link than the kernel's word.
+        libc::ECONNRESET => {
+            conn.end.fetch_or(END_TOLD, SeqCst);
+            libc::ECONNRESET
+        }
         e => e,
     }
 }
@@ -74,6 +79,11 @@ pub(super) fn reset_ahead(conn: &Conn) -> Option<Errno> {
 
 /// What who asks for errors alone is told, and nobody after it.
 pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
+    // What a call that has moved something keeps for the next one nobody was told of yet.
+    let kept = conn.take_error();
+    if kept != 0 {
+        return Some(kept);
+    }
     let told = conn.has_ended(END_TOLD);
     if conn.is_ours() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
@@ -157,4 +167,81 @@ pub(super) fn tell_message(m: &mut msghdr, flags: c_int) {
     }
     m.msg_controllen = 0;
     m.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{armed, know, settle};
+    use super::*;
+    use crate::layout::Slot;
+    use std::os::fd::AsRawFd;
+
+    /// A reset of which the peer tells by its link and by TCP, in either order, is told once.
+    #[test]
+    fn a_reset_is_told_once_whoever_tells_it_first() {
+        for (link_first, calls_between) in [(true, 1), (true, 2), (false, 0), (false, 1), (false, 2)] {
+            let slot: &Slot = Box::leak(Box::default());
+            let (conn, ours, theirs) = armed(slot);
+            let fd = ours.as_raw_fd();
+            know(fd, conn);
+            let link = || {
+                slot.flags.fetch_or(ABORT | CLOSED, SeqCst);
+            };
+            let kernel = |theirs: std::net::TcpStream| {
+                crate::fds::reset_at_close(theirs.as_raw_fd());
+                drop(theirs);
+                settle(conn, libc::POLLERR);
+            };
+            let x: *mut c_void = c"x".as_ptr().cast_mut().cast();
+            let told = [libc::ECONNRESET, libc::EPIPE, libc::EPIPE];
+            let sends = |which: &[c_int]| {
+                for e in which {
+                    // SAFETY: the byte is readable; no message.
+                    let r = match unsafe { send(fd, &one(x, 1), core::ptr::null(), libc::MSG_NOSIGNAL) } {
+                        // By now the background thread may have made it the kernel's.
+                        // SAFETY: as above.
+                        Outcome::Bypass => Outcome::from(unsafe { sys::send(fd, x.cast(), 1, libc::MSG_NOSIGNAL) }),
+                        r => r,
+                    };
+                    assert_eq!(r, Outcome::Fail(*e), "link first {link_first}, after {calls_between}");
+                }
+            };
+            if link_first {
+                link();
+                sends(&told[..calls_between]);
+                kernel(theirs);
+            } else {
+                kernel(theirs);
+                sends(&told[..calls_between]);
+                link();
+            }
+            sends(&told[calls_between..]);
+            assert_eq!(conn.readiness(0) & libc::EPOLLERR as u32, 0, "link {link_first} {calls_between}");
+            let mut buf = [0u8; 8];
+            let to = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+            // SAFETY: a buffer that lives as long as the calls.
+            let r = match unsafe { recv(fd, &[to], core::ptr::null_mut(), 0) } {
+                // SAFETY: as above.
+                Outcome::Bypass => Outcome::from(unsafe { sys::recv(fd, to.iov_base.cast(), 8, 0) }),
+                r => r,
+            };
+            assert_eq!(r, Outcome::Done(0), "link {link_first} {calls_between}");
+            table::take(fd);
+            conn.set_phase(Phase::Closed);
+        }
+    }
+
+    /// The kernel has told a send that had moved something before: who asks is told, once.
+    #[test]
+    fn an_error_that_is_kept_for_the_next_call_is_told_to_who_asks() {
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, _theirs) = armed(slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        conn.keep_error(told_by_kernel(conn, libc::ECONNRESET));
+        let asked = [asked_error(fd, conn), asked_error(fd, conn)];
+        assert_eq!(asked, [Some(libc::ECONNRESET), None]);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
 }
