@@ -50,8 +50,10 @@ impl News {
         // A reset is told of at once, also where it stands behind bytes, and found once more when they are taken.
         let reset = conn.has_ended(END_EOF) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
         let end = (conn.fin_seen() && there || reset || ended()) as u64;
+        // A reset behind an end is one more.
+        let over = (on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
-        News { arrived: taken + crate::io::unread(rx) as u64 + end, fulls, kicks, nudges }
+        News { arrived: taken + crate::io::unread(rx) as u64 + end + over, fulls, kicks, nudges }
     }
 
     /// With no fewer bytes arrived than `more` after `before`.

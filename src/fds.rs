@@ -443,7 +443,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     }
     c.hear();
     let mut b = c.lock_both();
-    if !c.is_managed() {
+    if c.phase() != Phase::Managed {
         // The kernel wakes all who wait for the socket, also where there is nothing to shut.
         c.kicks.fetch_add(1, SeqCst);
     }

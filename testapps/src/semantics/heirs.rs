@@ -16,6 +16,8 @@ pub const CHECKS: &[Check] = &[
     ("set-told-of-bytes-after-a-fork", |cx| told_after(cx, false)),
     ("set-told-of-its-own-end-after-a-fork", |cx| told_after(cx, true)),
     ("set-told-of-its-own-end", own_end),
+    ("set-told-of-a-reset-behind-its-own-end", reset_behind),
+    ("set-of-a-child-that-shuts", child_shuts),
     ("set-of-a-parent-that-takes-out", taken_out),
     ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
     ("set-that-a-child-was-told-of-once", fired_in_the_child),
@@ -95,6 +97,34 @@ fn own_end(cx: &mut Cx) -> Res {
     cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
     same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events when the peer has ended, too");
     is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+/// Who has shut both directions is reset by what comes then.
+fn reset_behind(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLHUP, "events");
+    bring_home(cx.fd)?;
+    // The kernel tells once more when the peer's has acknowledged it.
+    while events(ep, 100)? != 0 {}
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 1000)? & EPOLLHUP, EPOLLHUP, "events of the reset");
+    Ok(sys::close(ep)?)
+}
+
+fn child_shuts(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    let fd = cx.fd;
+    let later = Later::fork(|| {
+        sys::shutdown(fd, SHUT_RD)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events of the child's own end");
+        is_quiet(ep)
+    })?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events of the parent");
+    later.run()?;
+    cx.recv(100)?;
     Ok(sys::close(ep)?)
 }
 
