@@ -174,9 +174,15 @@ fn accept(a: &Args) -> io::Result<()> {
     } else {
         let (listener, to) = (UnixListener::bind_addr(&name("from-unix")?)?, a.text("to", ""));
         for from in listener.incoming() {
-            let to = TcpStream::connect(&to)?;
-            to.set_nodelay(true)?;
-            between(from?.into(), to.into())?;
+            let from = from?;
+            // Without an answer this check fails, and no other.
+            match TcpStream::connect(&to) {
+                Ok(to) => {
+                    to.set_nodelay(true)?;
+                    between(from.into(), to.into())?;
+                }
+                Err(e) => eprintln!("rs-app: puppets-relay: {to}: {e}"),
+            }
         }
     }
     Ok(())
