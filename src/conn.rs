@@ -593,6 +593,10 @@ impl Conn {
             return 0;
         }
         let e = self.err.swap(0, AcqRel);
+        if e == libc::ECONNRESET {
+            // Whoever finds the reset after this, in the kernel's socket or on the link, has no news.
+            self.end.fetch_or(END_TOLD, AcqRel);
+        }
         self.end.fetch_and(!END_RESET, AcqRel);
         e
     }

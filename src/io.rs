@@ -41,7 +41,7 @@ pub use armed::{before_mark, drain, front, mark_is_there, unread, Front};
 use away::{recv_away, send_away};
 use call::{poll_wait, Call};
 pub use errors::{asked_error, broken_pipe, lost_error, pending_error};
-use errors::{fail_after, reset_ahead, send_nothing, shut_error, tell_message, told_by_kernel};
+use errors::{fail_after, keep_for_next, reset_ahead, send_nothing, shut_error, tell_message, told_by_kernel};
 use held::{holds, note_held, note_more};
 pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};
 pub use raw::{end_peek, BEGIN_SLOW};

@@ -51,6 +51,16 @@ pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
     }
 }
 
+/// The same where the call has sent something: the next one is told. Under the send lock, so that nobody makes the
+/// connection the kernel's in between, which has nothing more to say. What is left to say of this call: nothing that is kept.
+pub(super) fn keep_for_next(conn: &Conn, e: Errno) -> Errno {
+    match behind_end(conn, e) {
+        libc::ECONNRESET if conn.has_ended(END_TOLD) => {}
+        e => conn.keep_error(e),
+    }
+    libc::EPIPE
+}
+
 /// An error that the kernel has told the library's own call: a send, or who asks for it, is told before what came before
 /// it is read.
 pub fn lost_error(conn: &Conn) -> Option<Errno> {
@@ -238,7 +248,7 @@ mod tests {
         let (conn, ours, _theirs) = armed(slot);
         let fd = ours.as_raw_fd();
         know(fd, conn);
-        conn.keep_error(told_by_kernel(conn, libc::ECONNRESET));
+        assert_eq!(keep_for_next(conn, libc::ECONNRESET), libc::EPIPE);
         let asked = [asked_error(fd, conn), asked_error(fd, conn)];
         assert_eq!(asked, [Some(libc::ECONNRESET), None]);
         table::take(fd);

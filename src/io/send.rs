@@ -142,6 +142,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
                 Put::Sent(n)
             }
             Err(libc::EAGAIN) => Put::Full,
+            Err(e) if b.skip > 0 => Put::Error(keep_for_next(conn, e)),
             Err(e) => Put::Error(told_by_kernel(conn, e)),
         };
     }
