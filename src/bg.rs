@@ -601,6 +601,14 @@ impl Bg {
             let abort = if late { fds::refuse_late(&mut b, conn.local().fd.load(Relaxed)) } else { 0 };
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
+            // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.
+            let ended = END_RDSHUT | END_WRSHUT;
+            if shared && home && conn.has_ended(ended) && !visit::has_rest(&b) {
+                if !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
+                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 5 * MS));
+                }
+                return;
+            }
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
             if !done && !conn.has_ended(END_EOF) {
                 // What was accepted has not arrived yet, and nothing says so when it has.
@@ -616,6 +624,7 @@ impl Bg {
             }
             epoll::fd_closed(conn);
             if shared && home {
+                upgrade::shut_kernels(conn);
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {
                 if !late {

@@ -278,6 +278,12 @@ pub fn await_rest(c: &Conn, until: i64) {
     }
 }
 
+/// Whether all that was in a ring when its connection left it is in the kernel's socket.
+pub fn has_rest(b: &Both) -> bool {
+    let fd = b.rx.conn().local().fd.load(Relaxed);
+    b.rx.path() != RxPath::Replay || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n as usize >= b.rx.missing())
+}
+
 /// Gives `SO_RCVLOWAT` to the kernel, by which it polls, as soon as everything is there that was in a ring: who waits for the
 /// first of that must be woken by less.
 fn give_lowat(c: &Conn) {
@@ -285,12 +291,8 @@ fn give_lowat(c: &Conn) {
         return;
     }
     let Some(b) = c.lock_both_within(SLICE_NS) else { return };
-    if c.phase() != Phase::Away || b.rx.path() != RxPath::Replay {
-        return;
-    }
-    let fd = c.local().fd.load(Relaxed);
-    if sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|there| there as usize >= b.rx.missing()) {
-        options::give_lowat(c, fd);
+    if c.phase() == Phase::Away && b.rx.path() == RxPath::Replay && has_rest(&b) {
+        options::give_lowat(c, c.local().fd.load(Relaxed));
     }
 }
 

@@ -491,19 +491,8 @@ impl Bg {
         }
         conn.set_phase(if conn.for_good.load(Relaxed) { Phase::Plain } else { Phase::Raw });
         chaos::stumble();
-        // How it failed was told, and the kernel may not know that it has.
-        let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
-        let how = match (rd, wr) {
-            (true, true) => Some(libc::SHUT_RDWR),
-            (true, false) => Some(libc::SHUT_RD),
-            (false, true) => Some(libc::SHUT_WR),
-            _ => None,
-        };
-        if let Some(how) = how {
+        if shut_kernels(conn) {
             conn.set_phase(Phase::Plain);
-            // This also wakes threads that wait in the kernel.
-            // SAFETY: an fd of the connection, which cannot be closed while we hold the locks.
-            let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
         }
         epoll::unmanage(&mut b);
         drop(b);
@@ -782,6 +771,21 @@ fn is_held_by(conn: &Conn, l: &Link) -> bool {
             own == Ok(uid as usize)
         }
     }
+}
+
+/// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it
+/// has. This also wakes threads that wait there. Whether there was anything. Under both locks.
+pub(super) fn shut_kernels(conn: &Conn) -> bool {
+    let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
+    let how = match (rd, wr) {
+        (true, true) => libc::SHUT_RDWR,
+        (true, false) => libc::SHUT_RD,
+        (false, true) => libc::SHUT_WR,
+        _ => return false,
+    };
+    // SAFETY: an fd of the connection, which cannot be closed while the caller holds the locks.
+    let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
+    true
 }
 
 #[cfg(test)]

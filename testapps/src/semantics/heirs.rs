@@ -5,8 +5,10 @@ use super::procs::{child, reap};
 use super::sets::bring_home;
 use super::waiting::{events, set};
 use super::Check;
-use crate::{same, sys, util};
-use libc::{ECONNRESET, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN};
+use crate::{more, same, sys, util};
+use libc::{
+    ECONNRESET, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN, POLLRDHUP,
+};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
 use std::os::fd::RawFd;
 
@@ -22,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
     ("set-that-a-child-was-told-of-once", fired_in_the_child),
     ("set-that-asks-for-room-only", low_water_of_others),
+    ("child-of-who-has-shut-and-left-bytes", left_bytes),
     ("told-by-the-call-after", |cx| error_behind_bytes(cx, false, 10)),
     ("told-by-the-call-after-a-return", |cx| error_behind_bytes(cx, true, 10)),
     ("told-to-who-asks-for-nothing", |cx| error_behind_bytes(cx, true, 0)),
@@ -170,6 +173,36 @@ fn fired_in_the_child(cx: &mut Cx) -> Res {
     util::pause_ms(20);
     later.run()?;
     Ok(sys::close(ep)?)
+}
+
+/// That its parent had shut the connection the child sees in it when it is home, where nothing else says so, and before it
+/// reads what had come.
+fn left_bytes(cx: &mut Cx) -> Res {
+    for i in 0..10 {
+        cx.tell(Op::Send, 100, 0, 0)?;
+        cx.arrive(100)?;
+        sys::shutdown(cx.fd, if i % 2 == 0 { SHUT_RD } else { SHUT_RDWR })?;
+        let mut c = cx.with_fd(cx.fd);
+        let later = Later::fork(move || {
+            for _ in 0..400 {
+                if sys::poll1(c.fd, POLLRDHUP, 0)? != 0 {
+                    break;
+                }
+                util::pause_ms(5);
+            }
+            let polled = sys::poll1(c.fd, POLLIN | POLLRDHUP, 0)?;
+            same!(polled & (POLLIN | POLLRDHUP), POLLIN | POLLRDHUP, "what the child polls");
+            c.recv(100)
+        })?;
+        cx.rx += 100;
+        let fd = more::open("/dev/null\0", libc::O_RDONLY)?;
+        sys::dup2(fd, cx.fd)?;
+        sys::close(fd)?;
+        later.run()?;
+        cx.renew()?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
 }
 
 /// A changed `SO_RCVLOWAT` wakes who waits for something to read, and nobody else.
