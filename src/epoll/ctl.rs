@@ -140,8 +140,8 @@ impl Set {
         if conn.upgrade_no.load(Relaxed) == 0 || conn.is_managed() {
             return;
         }
-        let Some(name) = self.name() else { return };
         let mut rx = conn.lock_rx();
+        let Some(name) = self.name() else { return rx.left().lacks_one() };
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let item = unsafe { &(*self.inner.get()).items }.get(&Key::new(fd, conn)).map(|i| Note::of(name, fd, i));

@@ -114,7 +114,14 @@ impl Set {
     /// Whether another process has taken the item `fd` out since; then it is there no more.
     #[cold]
     pub(super) fn has_lost(&self, fd: c_int, conn: &Conn) -> bool {
-        let lost = self.forked.load(Relaxed) && !conn.is_managed() && matches!(self.found(conn, fd), Found::Gone);
+        // (Only of what the kernel's set does not have anyway can it be so.)
+        let absent = || {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let item = unsafe { &(*self.inner.get()).items }.get(&Key::new(fd, conn));
+            item.is_some_and(|i| !i.managed && (i.spent || i.away))
+        };
+        let lost = self.forked.load(Relaxed) && absent() && matches!(self.found(conn, fd), Found::Gone);
         if lost {
             self.forget(Key::new(fd, conn), conn);
         }

@@ -69,6 +69,11 @@ impl Left {
         left
     }
 
+    /// There is an item in a set that has no name yet, but may get one.
+    pub(super) fn lacks_one(&mut self) {
+        self.all = false;
+    }
+
     /// The item that a set has under a number is this now, or there is none.
     pub(super) fn set(&mut self, set: Name, fd: c_int, note: Option<Note>) {
         let old = self.notes.iter_mut().find(|n| n.is_some_and(|n| n.set == set && n.fd == fd));
@@ -125,6 +130,8 @@ mod tests {
         left.set((1, 1), 5, None);
         left.set((1, 1), 6, note(1, 6));
         assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
+        left.lacks_one();
+        assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (None, Some(true)), "it may be in a set without a name");
         let many = Left::of((0..MOST as c_int + 1).map(|fd| note(1, fd)), true);
         assert_eq!(says(&many, 1, 0), Some(true));
         assert_eq!(says(&many, 1, MOST as c_int), None, "one too many");

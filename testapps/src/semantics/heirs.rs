@@ -19,6 +19,7 @@ pub const CHECKS: &[Check] = &[
     ("set-told-of-its-own-end-after-a-fork", |cx| told_after(cx, true)),
     ("set-told-of-its-own-end", own_end),
     ("set-told-of-a-reset-behind-its-own-end", reset_behind),
+    ("set-added-twice-after-a-return", added_twice),
     ("set-of-a-child-that-shuts", child_shuts),
     ("set-of-a-parent-that-takes-out", taken_out),
     ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
@@ -113,6 +114,25 @@ fn reset_behind(cx: &mut Cx) -> Res {
     while events(ep, 100)? != 0 {}
     cx.tell(Op::Send, 10, 0, 0)?;
     same!(events(ep, 1000)? & EPOLLHUP, EPOLLHUP, "events of the reset");
+    Ok(sys::close(ep)?)
+}
+
+/// What is in a set is so whatever was noted when the connection came home before that.
+fn added_twice(cx: &mut Cx) -> Res {
+    let mut c = cx.with_fd(cx.fd);
+    reap(child(move || Ok(c.send(10)?))?)?;
+    cx.tx += 10;
+    same!(cx.tell(Op::Recv, 10, 0, 0)?, 10, "bytes of the child");
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    reap(child(|| Ok(()))?)?;
+    for _ in 0..2 {
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7), Err(libc::EEXIST), "adding it again");
+    }
+    cx.leave_tcp()?;
+    while events(ep, 20)? != 0 {}
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events on a ring");
+    cx.recv(10)?;
     Ok(sys::close(ep)?)
 }
 
