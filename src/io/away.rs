@@ -79,11 +79,18 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
                 b.skip += n;
                 continue;
             }
-            Put::Sent(n) | Put::Held(n) => return Step::Return(Outcome::Done(n as isize)),
+            Put::Sent(n) | Put::Held(n) => {
+                if n < b.len() {
+                    // Who is told of edges waits for room now.
+                    conn.fulls.fetch_add(1, SeqCst);
+                }
+                return Step::Return(Outcome::Done(n as isize));
+            }
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full | Put::Busy if visit::has_come(conn) => {
+                conn.fulls.fetch_add(1, SeqCst);
                 if !call.may_wait {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }

@@ -25,6 +25,7 @@ pub const CHECKS: &[Check] = &[
     ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
     ("set-that-a-child-was-told-of-once", fired_in_the_child),
     ("set-that-asks-for-room-only", low_water_of_others),
+    ("set-of-a-child-that-waits-for-room", waits_for_room),
     ("child-of-who-has-shut-and-left-bytes", left_bytes),
     ("told-by-the-call-after", |cx| error_behind_bytes(cx, false, 10)),
     ("told-by-the-call-after-a-return", |cx| error_behind_bytes(cx, true, 10)),
@@ -192,6 +193,23 @@ fn fired_in_the_child(cx: &mut Cx) -> Res {
     cx.tell(Op::Shutdown, SHUT_RDWR as u64, 0, 0)?;
     util::pause_ms(20);
     later.run()?;
+    Ok(sys::close(ep)?)
+}
+
+/// Room is news to a child that has found none, though its parent was told of some before.
+fn waits_for_room(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events of the parent");
+    let mut c = cx.with_fd(cx.fd);
+    cx.post(Op::Sleep, 500_000, 0, 0)?;
+    cx.post(Op::Drain, 0, 0, 0)?;
+    reap(child(move || {
+        let n = c.fill(16 << 10)?;
+        while events(ep, 0)? != 0 && c.fill(1)? > 0 {}
+        same!(events(ep, 5000)?, EPOLLOUT, "events of room after {n} bytes");
+        Ok(sys::shutdown(c.fd, SHUT_WR)?)
+    })?)?;
+    cx.wait()?;
     Ok(sys::close(ep)?)
 }
 
