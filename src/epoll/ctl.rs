@@ -135,13 +135,14 @@ impl Set {
         }
     }
 
-    /// The item `fd` has been changed. If its connection has been on a ring, children may go by what was noted of it.
+    /// The item `fd` has been changed: children may go by what was noted of it.
     fn note_anew(&self, fd: c_int, conn: &Conn) {
-        if conn.upgrade_no.load(Relaxed) == 0 || conn.is_managed() {
+        let name = self.name();
+        if conn.is_managed() || name.is_none() && conn.upgrade_no.load(Relaxed) == 0 {
             return;
         }
         let mut rx = conn.lock_rx();
-        let Some(name) = self.name() else { return rx.left().lacks_one() };
+        let Some(name) = name else { return rx.left().lacks_one() };
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let item = unsafe { &(*self.inner.get()).items }.get(&Key::new(fd, conn)).map(|i| Note::of(name, fd, i));

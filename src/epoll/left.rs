@@ -17,6 +17,8 @@ pub(super) type Name = (usize, u32);
 pub(super) struct Note {
     set: Name,
     fd: c_int,
+    /// It has been taken out since.
+    gone: bool,
     pub events: u32,
     pub data: u64,
     /// A one-shot that has fired.
@@ -29,7 +31,13 @@ pub(super) struct Note {
 
 impl Note {
     pub(super) fn of(set: Name, fd: c_int, i: &Item) -> Note {
-        Note { set, fd, events: i.events, data: i.data, spent: i.spent, told: i.told, received: i.received }
+        let (events, data, spent, told, received) = (i.events, i.data, i.spent, i.told, i.received);
+        Note { set, fd, gone: false, events, data, spent, told, received }
+    }
+
+    /// Of an item that is there no more.
+    fn of_none(set: Name, fd: c_int) -> Note {
+        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told: Told::NOTHING, received: 0 }
     }
 }
 
@@ -76,14 +84,14 @@ impl Left {
 
     /// The item that a set has under a number is this now, or there is none.
     pub(super) fn set(&mut self, set: Name, fd: c_int, note: Option<Note>) {
-        let old = self.notes.iter_mut().find(|n| n.is_some_and(|n| n.set == set && n.fd == fd));
-        match (old, note) {
-            (Some(old), note) => *old = note,
-            (None, None) => {}
-            (None, note) => match self.notes.iter_mut().find(|n| n.is_none()) {
-                Some(free) => *free = note,
-                None => self.all = false,
-            },
+        let note = note.unwrap_or(Note::of_none(set, fd));
+        let place = self.notes.iter().position(|n| n.is_some_and(|n| n.set == set && n.fd == fd));
+        // Of one that is gone nothing need be known where all others are.
+        let free = || self.notes.iter().position(|n| n.is_none());
+        let gone = || self.notes.iter().position(|n| n.is_some_and(|n| n.gone) && self.all);
+        match place.or_else(free).or_else(gone) {
+            Some(i) => self.notes[i] = Some(note),
+            None => self.all &= note.gone,
         }
     }
 
@@ -91,6 +99,7 @@ impl Left {
     pub(super) fn find(&self, set: Option<Name>, fd: c_int) -> Found {
         let Some(set) = set else { return Found::Unknown };
         match self.notes.iter().flatten().find(|n| n.set == set && n.fd == fd) {
+            Some(n) if n.gone => Found::Gone,
             Some(n) => Found::Note(*n),
             None if self.all => Found::Gone,
             None => Found::Unknown,
@@ -103,7 +112,7 @@ mod tests {
     use super::*;
 
     fn note(set: usize, fd: c_int) -> Option<Note> {
-        Some(Note { set: (set, 1), fd, events: 1, data: 2, spent: false, told: Told::NOTHING, received: 3 })
+        Some(Note { events: 1, data: 2, received: 3, gone: false, ..Note::of_none((set, 1), fd) })
     }
 
     fn says(left: &Left, set: usize, fd: c_int) -> Option<bool> {
@@ -131,7 +140,8 @@ mod tests {
         left.set((1, 1), 6, note(1, 6));
         assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
         left.lacks_one();
-        assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (None, Some(true)), "it may be in a set without a name");
+        assert_eq!(says(&left, 1, 7), None, "it may be in a set without a name");
+        assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
         let many = Left::of((0..MOST as c_int + 1).map(|fd| note(1, fd)), true);
         assert_eq!(says(&many, 1, 0), Some(true));
         assert_eq!(says(&many, 1, MOST as c_int), None, "one too many");
