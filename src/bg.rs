@@ -603,7 +603,7 @@ impl Bg {
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.
             let ended = END_RDSHUT | END_WRSHUT;
-            if shared && home && conn.has_ended(ended) && !visit::has_rest(&b) {
+            if shared && home && conn.has_ended(ended) && visit::awaits_rest(&b) && !conn.has_ended(END_EOF) {
                 if !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
                     self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 5 * MS));
                 }
@@ -624,7 +624,9 @@ impl Bg {
             }
             epoll::fd_closed(conn);
             if shared && home {
-                upgrade::shut_kernels(conn);
+                if visit::has_rest(&b) {
+                    upgrade::shut_kernels(conn);
+                }
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {
                 if !late {

@@ -91,9 +91,7 @@ impl<'a> Bufs<'a> {
         let sends = nr == libc::SYS_sendmsg;
         let all = sends || flags & libc::MSG_WAITALL != 0;
         loop {
-            // (An error that stands behind what a receive has is not its own to take.)
-            let goes_on = !sends && self.skip > 0;
-            let quick = goes_on || call.is_late() || pins::is_held();
+            let quick = call.is_late() || pins::is_held();
             let flags = if quick { flags | libc::MSG_DONTWAIT } else { flags };
             let (at, conn) = if pins::is_held() { pins::find(fd) } else { (fd, None) };
             let mut if_left = || ();
@@ -103,10 +101,11 @@ impl<'a> Bufs<'a> {
             let r = {
                 // The number is not closed under it.
                 let _locks = conn.filter(|_| pins::is_held()).map(|c| c.lock_both());
-                match if goes_on { raw::more_of(at) } else { Some(usize::MAX) } {
-                    None => Ok(0),
-                    Some(0) => Err(libc::EAGAIN),
-                    Some(most) => kernel_msg(nr, at, self, most, None, flags, first),
+                // An error that stands behind what a receive has is not its own to take. (One that comes while it sleeps it takes
+                // all the same: only a call that the kernel keeps cannot find another file under its number.)
+                match !sends && self.skip > 0 && raw::more_of(at).is_none() {
+                    true => Ok(0),
+                    false => kernel_msg(nr, at, self, usize::MAX, None, flags, first),
                 }
             };
             match r {

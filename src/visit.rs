@@ -25,6 +25,9 @@ const SHORT_NS: i64 = 1_000_000_000;
 /// How long one look at a connection that is away lasts.
 pub const SLICE_NS: i64 = 5_000_000;
 
+/// So much surely has room in a kernel's socket.
+const ROOM: usize = 64 << 10;
+
 /// This process's bell for its children, or -1.
 static BELL: AtomicI32 = AtomicI32::new(-1);
 
@@ -249,7 +252,6 @@ fn reach(c: &Conn) -> bool {
 /// kernel's socket, or as much of it as surely has room there.
 pub fn await_rest(c: &Conn, until: i64) {
     const STUCK_NS: i64 = 100_000_000;
-    const ROOM: usize = 64 << 10;
     let (mut most, mut since) = (0, now_ns());
     loop {
         let missing = {
@@ -282,6 +284,13 @@ pub fn await_rest(c: &Conn, until: i64) {
 pub fn has_rest(b: &Both) -> bool {
     let fd = b.rx.conn().local().fd.load(Relaxed);
     b.rx.path() != RxPath::Replay || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n as usize >= b.rx.missing())
+}
+
+/// Whether some of it is sure to come, whoever reads, or the end of the stream.
+pub fn awaits_rest(b: &Both) -> bool {
+    let fd = b.rx.conn().local().fd.load(Relaxed);
+    let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+    b.rx.path() == RxPath::Replay && there < b.rx.missing().min(ROOM) && sys::poll_now(fd, libc::POLLRDHUP) == 0
 }
 
 /// Gives `SO_RCVLOWAT` to the kernel, by which it polls, as soon as everything is there that was in a ring: who waits for the

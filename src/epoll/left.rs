@@ -9,8 +9,9 @@ use super::*;
 /// A connection is in more sets than this only in odd programs.
 const MOST: usize = 3;
 
-/// A set, for all processes that have inherited it.
-pub(super) type Name = (usize, u32);
+/// A set, for all processes that have inherited it: its record, who made that (another may have one at the same address), and
+/// which of the record's sets it is.
+pub(super) type Name = (usize, u32, u32);
 
 /// An item, as it was given back.
 #[derive(Clone, Copy)]
@@ -112,12 +113,12 @@ mod tests {
     use super::*;
 
     fn note(set: usize, fd: c_int) -> Option<Note> {
-        Some(Note { events: 1, data: 2, received: 3, gone: false, ..Note::of_none((set, 1), fd) })
+        Some(Note { events: 1, data: 2, received: 3, gone: false, ..Note::of_none((set, 7, 1), fd) })
     }
 
     fn says(left: &Left, set: usize, fd: c_int) -> Option<bool> {
-        match left.find(Some((set, 1)), fd) {
-            Found::Note(n) => Some((n.fd, n.set) == (fd, (set, 1))),
+        match left.find(Some((set, 7, 1)), fd) {
+            Found::Note(n) => Some((n.fd, n.set) == (fd, (set, 7, 1))),
             Found::Gone => Some(false),
             Found::Unknown => None,
         }
@@ -136,8 +137,8 @@ mod tests {
             assert_eq!(says(&left, 1, 6), None);
         }
         let mut left = Left::of([note(1, 5)].into_iter(), true);
-        left.set((1, 1), 5, None);
-        left.set((1, 1), 6, note(1, 6));
+        left.set((1, 7, 1), 5, None);
+        left.set((1, 7, 1), 6, note(1, 6));
         assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
         left.lacks_one();
         assert_eq!(says(&left, 1, 7), None, "it may be in a set without a name");

@@ -81,7 +81,7 @@ impl Set {
 
     /// What it is called among the processes that have inherited it; `None`: no fork has gone by it.
     pub(super) fn name(&self) -> Option<left::Name> {
-        self.record().map(|r| (r as *const Record as usize, self.shared_as.load(Relaxed)))
+        self.record().map(|r| (r as *const Record as usize, r.owner.load(Relaxed), self.shared_as.load(Relaxed)))
     }
 
     /// Before a fork, and before it keeps others from changing sets: the child may come to use this one.
