@@ -138,7 +138,9 @@ impl Set {
     /// The item `fd` has been changed: children may go by what was noted of it.
     fn note_anew(&self, fd: c_int, conn: &Conn) {
         let name = self.name();
-        if conn.is_managed() || name.is_none() && conn.upgrade_no.load(Relaxed) == 0 {
+        // (A handler inside a receive of its own thread cannot wait for that.)
+        let own = conn.rx_lock.held_by_me();
+        if own || conn.is_managed() || name.is_none() && conn.upgrade_no.load(Relaxed) == 0 {
             return;
         }
         let mut rx = conn.lock_rx();
