@@ -291,7 +291,7 @@ impl Bg {
     fn new() -> Option<Box<Bg>> {
         // SAFETY: no preconditions.
         let made = desk::run(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) }).ok()? as c_int;
-        let epfd = fdhigh::not_for_children(desk::share(made).ok()?);
+        let epfd = fdhigh::not_for_children(|| desk::share(made)).ok()?;
         let desk_epfd = if desk::is_open() { made } else { epfd };
         // SAFETY: what the thread before has left, and nobody else takes.
         let left = unsafe { LEFT.swap(core::ptr::null_mut(), SeqCst).as_mut().map(|bg| Box::from_raw(bg)) };

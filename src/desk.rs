@@ -281,10 +281,7 @@ pub fn open(spawn: fn() -> bool) {
 
 /// `again`: there was a clerk for the calling thread before. Whether there is one now.
 fn begin(spawn: fn() -> bool, again: bool) -> bool {
-    let listener = match listen(again) {
-        Ok(fd) => fdhigh::not_for_children(fdhigh::move_high(fd)),
-        Err(_) => return false,
-    };
+    let Ok(listener) = fdhigh::not_for_children(|| listen(again).map(fdhigh::move_high)) else { return false };
     LISTENER.store(listener, Relaxed);
     STATE.store(1, SeqCst);
     let until = now_ns() + PATIENCE_NS;
@@ -296,8 +293,8 @@ fn begin(spawn: fn() -> bool, again: bool) -> bool {
         HOLD.store(listener, Relaxed);
         ASKER.store(thread::tid(), SeqCst);
         // SAFETY: no preconditions.
-        let other = make(|| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) });
-        HOLD.store(other.map_or(-1, fdhigh::not_for_children), Relaxed);
+        let other = || make(|| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) });
+        HOLD.store(fdhigh::not_for_children(other).unwrap_or(-1), Relaxed);
     }
     LISTENER.store(-1, Relaxed);
     sys::close(listener);

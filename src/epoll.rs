@@ -55,7 +55,6 @@ pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use shared::{is_shared, wanted};
 pub use wait::{kernel_has_news, look, wait};
-pub use whole::{fork_is_over, is_forking};
 use whole::{Changing, Whole};
 pub use young::{ended, grown_up, has_young, Young};
 

@@ -3,6 +3,7 @@
 //! are known, so that a program that closes everything does not close them.
 
 use crate::desk;
+use crate::forking::Between;
 use crate::sys::{self, sys, SysResult};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use libc::{c_int, rlimit};
@@ -86,13 +87,13 @@ pub fn is_aside(fd: c_int) -> bool {
 pub fn dup_aside(fd: c_int, at: Option<c_int>) -> SysResult<c_int> {
     let from = at.unwrap_or_else(aside_from);
     // SAFETY: a new number disturbs nothing.
-    match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) } {
+    not_for_children(|| match unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) } {
         Ok(new) => {
             note(new as c_int);
-            Ok(not_for_children(new as c_int))
+            Ok(new as c_int)
         }
-        Err(_) => dup_high(fd).map(not_for_children),
-    }
+        Err(_) => dup_high(fd),
+    })
 }
 
 /// Notes that `fd` is the library's.
@@ -102,12 +103,17 @@ fn note(fd: c_int) {
     }
 }
 
-/// Notes that a forked child must close its copy of `fd`.
-pub fn not_for_children(fd: c_int) -> c_int {
-    if !desk::is_here() && (0..BITS as c_int).contains(&fd) {
+/// The fd that `make` gives, of which a forked child must close its copy.
+pub fn not_for_children(make: impl FnOnce() -> SysResult<c_int>) -> SysResult<c_int> {
+    if desk::is_here() {
+        return make();
+    }
+    let _between = Between::begin();
+    let fd = make()?;
+    if (0..BITS as c_int).contains(&fd) {
         SINGLE[fd as usize / 64].fetch_or(1 << (fd % 64), Relaxed);
     }
-    fd
+    Ok(fd)
 }
 
 /// In a forked child: closes what it must not keep.

@@ -7,7 +7,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Before, Entry};
-use crate::{arena, bg, chaos, config, early, epoll, fdhigh, foreign, options, pins, process, pump, visit};
+use crate::{arena, bg, chaos, config, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
 
@@ -70,7 +70,7 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     c.set_phase(phase);
     if quick && table::put_fresh(fd, c, if connector { Before::Tcp } else { Before::Nothing }) {
         // Either this sees the fork, or that sees the connection.
-        if epoll::is_forking() {
+        if forking::is_under_way() {
             c.settle();
         }
         return;
@@ -299,7 +299,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
             // Only we can bring it home for them: the background thread does, with an fd of its own. Sets that have it keep it
             // as long as anybody has it open: they give it to the kernel's then.
             pump::hurry(&mut b);
-            if let Ok(d) = fdhigh::dup_high(fd).map(fdhigh::not_for_children) {
+            if let Ok(d) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) {
                 keep = d;
                 bg::watch_instead(fd, keep, c);
                 c.lingering.store(true, Release);
@@ -339,7 +339,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
         let owed = b.is_owed() && !abort;
         if owed && how != How::Stale && !c.has_ended(END_TXDEAD) {
             // The background thread finishes what is under way with an fd of its own.
-            if let Ok(d) = fdhigh::dup_high(fd).map(fdhigh::not_for_children) {
+            if let Ok(d) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) {
                 // The kernel's end comes only then; that of the ring needs not wait for it. (A return that waits for no
                 // program is over at once, and the end of both is the same.)
                 let flags = c.peer().map_or(0, |p| p.flags.load(SeqCst));

@@ -16,6 +16,7 @@ pub mod fault;
 pub mod fdhigh;
 pub mod fds;
 pub mod foreign;
+pub mod forking;
 pub mod heap;
 pub mod holders;
 pub mod io;

@@ -226,10 +226,9 @@ impl Link {
             maps
         });
         let bell = desk::place(fds[2]);
-        let (placed, sock) = (side.place(), desk::place(sock));
+        let (placed, sock) = (side.place(), crate::fdhigh::not_for_children(|| desk::place(sock)));
         match (maps, bell, sock, placed) {
             ([Ok(seg), Ok(bells), Ok(wakes)], Ok(bell), Ok(sock), Ok(())) => {
-                let sock = crate::fdhigh::not_for_children(sock);
                 let link = Self::with(process, answered, sock, side, [seg, bells, wakes]);
                 link.set_bell_fd(0, bell);
                 Ok(link)

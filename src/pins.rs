@@ -154,9 +154,8 @@ pub fn keep_open(b: &mut Both, fd: c_int) -> bool {
     if conn.local().pins.load(SeqCst) == 0 {
         return false;
     }
-    let Ok(own) = fdhigh::dup_high(fd) else { return false };
     // A forked child would keep the peer from being told when it is closed.
-    fdhigh::not_for_children(own);
+    let Ok(own) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) else { return false };
     if conn.phase() == Phase::Managed {
         bg::watch_instead(fd, own, conn);
     }

@@ -7,8 +7,8 @@ use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
 use crate::{
-    arena, bell, bg, config, desk, early, epoll, fdhigh, holders, link, provider, pump, remains, report, shm, table,
-    visit,
+    arena, bell, bg, config, desk, early, epoll, fdhigh, forking, holders, link, provider, pump, remains, report, shm,
+    table, visit,
 };
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
@@ -314,7 +314,7 @@ pub fn fork_prepare() {
 
 /// After fork, in the parent, before anybody knows its result.
 pub fn fork_is_over() {
-    epoll::fork_is_over();
+    forking::is_over();
 }
 
 /// After fork, in the parent, where its result is known: the child's id, or less than 0 if there is none.
@@ -371,6 +371,7 @@ pub fn fork_child() {
     crate::sleepers::init();
     crate::signals::reset_after_fork();
     desk::reset_after_fork();
+    forking::reset_after_fork();
     fdhigh::close_singles();
     visit::reset_after_fork(parents_life);
     bg::reset_after_fork();

@@ -624,8 +624,8 @@ impl Remote {
     pub fn make_timer(&self) -> Option<i32> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: no preconditions.
-        let fd = desk::make(|| unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) });
-        let fd = crate::fdhigh::not_for_children(fd.ok()?);
+        let make = || unsafe { crate::sys::sys!(libc::SYS_timerfd_create, libc::CLOCK_MONOTONIC, flags) };
+        let fd = crate::fdhigh::not_for_children(|| desk::make(make)).ok()?;
         self.timer.store(fd, SeqCst);
         Some(fd)
     }

@@ -233,7 +233,7 @@ pub fn address(t: &Tuple) -> Name {
 }
 
 fn unix_socket() -> SysResult<c_int> {
-    socket_of(libc::SOCK_SEQPACKET).map(crate::fdhigh::not_for_children)
+    crate::fdhigh::not_for_children(|| socket_of(libc::SOCK_SEQPACKET))
 }
 
 fn socket_of(kind: c_int) -> SysResult<c_int> {
@@ -305,8 +305,8 @@ pub fn call((sa, len): &Name) -> SysResult<c_int> {
 /// Takes a connection from a listener.
 pub fn accept(fd: c_int) -> SysResult<c_int> {
     // SAFETY: no addresses are asked for.
-    let new = unsafe { sys!(libc::SYS_accept4, fd, 0, 0, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) }?;
-    Ok(crate::fdhigh::not_for_children(crate::fdhigh::move_high(new as c_int)))
+    let accept = || unsafe { sys!(libc::SYS_accept4, fd, 0, 0, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) };
+    crate::fdhigh::not_for_children(|| accept().map(|new| crate::fdhigh::move_high(new as c_int)))
 }
 
 /// User and group of the process at the other end.

@@ -87,6 +87,8 @@ pub(crate) use sys;
 
 /// Closes an fd of the library.
 pub fn close(fd: c_int) {
+    // A child that is forked in between would keep it for good.
+    let _between = (!crate::desk::is_here()).then(crate::forking::Between::begin);
     crate::fdhigh::forget(fd);
     close_raw(fd);
 }

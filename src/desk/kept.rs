@@ -23,7 +23,8 @@ pub fn host<R>(f: impl FnOnce() -> R) -> R {
     }
     for spare in SPARE.iter().filter(|s| s.load(Relaxed) < 0) {
         // Where there is none to be had, `keep` fails.
-        spare.store(fdhigh::dup_out_of_the_way(HOLD.load(Relaxed)).map_or(-1, fdhigh::not_for_children), Relaxed);
+        let made = fdhigh::not_for_children(|| fdhigh::dup_out_of_the_way(HOLD.load(Relaxed)));
+        spare.store(made.unwrap_or(-1), Relaxed);
     }
     let r = run(|| {
         thread::me(|me| me.outside.set(if is_here() { thread::OUTSIDE } else { 0 }));
@@ -52,7 +53,7 @@ pub fn host<R>(f: impl FnOnce() -> R) -> R {
 /// still what it was. Without a clerk it is in one table, where it gets a high number.
 pub fn keep(fd: c_int) -> c_int {
     if !is_here() {
-        return fdhigh::not_for_children(fdhigh::move_high(fd));
+        return fdhigh::not_for_children(|| Ok(fdhigh::move_high(fd))).unwrap_or(-1);
     }
     let Some((spare, to)) = SPARE.iter().map(|s| (s, s.load(Relaxed))).find(|(_, to)| *to >= 0) else { return -1 };
     // SAFETY: a number that nothing else has here, as nothing else has it in the program's table.

@@ -249,13 +249,13 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
 }
 
 /// Before a fork: either process may put its bell into a set, where the other finds it. To be followed by
-/// [`fork_is_over`] in the parent. Whether there is any set.
+/// [`forking::is_over`](crate::forking::is_over) in the parent. Whether there is any set.
 pub fn about_to_fork() -> bool {
     // A child could not tell what is kept with a fresh connection from what its parent goes on to do with that. Most are settled
     // before others have to wait for the fork; none is begun during it.
     crate::arena::each(|_| ());
     sets().for_each(Set::may_be_shared);
-    whole::fork_begins();
+    crate::forking::begins();
     crate::arena::each(|_| ());
     let mut any = false;
     for s in sets() {
@@ -277,7 +277,6 @@ pub(super) fn sets() -> impl Iterator<Item = &'static Set> {
 
 /// In a forked child: sets that were inherited are plain kernel sets to us, until they are used.
 pub fn reset_after_fork() {
-    whole::reset_after_fork();
     shared::reset_after_fork();
     FREE_LOCK.reset_after_fork();
     EXPOSED.lock.reset_after_fork();

@@ -1,62 +1,12 @@
 //! The lists of a set, as a forked child finds them: whole, though another thread of its parent was changing them.
 //!
-//! The child has a copy of the parent's memory, in which every other thread stands still at one of its instructions. What
-//! an item says of itself is single words, of which any mixture of old and new will do; but a list must not be caught half
-//! rewritten. To hold the sets' locks during a fork would be simple, and could deadlock: libc's own locks are taken in
-//! between, and the program's. So a fork waits until no list is being rewritten, which takes nanoseconds, and who is about to
-//! rewrite one waits until no fork is under way. Either wait is bounded, in case the one waits for the other.
+//! What an item says of itself is single words, of which any mixture of old and new will do; but a list must not be caught half
+//! rewritten. (See [`forking`](crate::forking). A fork that has waited in vain may find it empty.)
 
 use super::*;
-use core::cell::Cell;
+use crate::forking;
 use core::ops::Deref;
 use core::sync::atomic::fence;
-
-/// How long either waits for the other. A fork that takes longer than this while another thread changes a set may find its
-/// lists empty.
-const PATIENCE_NS: i64 = 100_000_000;
-
-/// How many forks are under way.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-thread_local! {
-    /// This thread forks, and is counted in [`FORKS`].
-    static FORKING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Waits until `done`, but not for ever.
-fn await_it(done: impl Fn() -> bool) {
-    let until = now_ns() + PATIENCE_NS;
-    while !done() && now_ns() < until {
-        // SAFETY: no preconditions.
-        let _ = unsafe { sys!(libc::SYS_sched_yield) };
-    }
-}
-
-/// Before a fork. To be followed by [`fork_is_over`].
-pub(super) fn fork_begins() {
-    if !FORKING.replace(true) {
-        FORKS.fetch_add(1, SeqCst);
-    }
-}
-
-/// The fork that this thread has begun is over, in the parent.
-pub fn fork_is_over() {
-    if FORKING.replace(false) {
-        FORKS.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Whether a thread of the program forks.
-#[inline(always)]
-pub fn is_forking() -> bool {
-    FORKS.load(SeqCst) > 0
-}
-
-/// In the child, where no fork is under way.
-pub(super) fn reset_after_fork() {
-    FORKING.set(false);
-    FORKS.store(0, SeqCst);
-}
 
 /// While it lives the lists of a set may be rewritten.
 pub(super) struct Changing<'a>(&'a Set);
@@ -121,21 +71,20 @@ impl Set {
 
     #[inline(never)]
     fn begin_change_among_threads(&self) -> Changing<'_> {
-        let forks = || FORKS.load(SeqCst) > 0 && !FORKING.get();
         let may_begin = || {
-            if forks() {
+            if forking::is_anothers() {
                 return false;
             }
             // Either this sees the fork, or that sees this. (A child that does finds nothing half done.)
             self.changing.store(ABOUT, SeqCst);
-            let may = !forks();
+            let may = !forking::is_anothers();
             if !may {
                 self.changing.store(IDLE, SeqCst);
             }
             may
         };
         if !may_begin() {
-            await_it(may_begin);
+            forking::await_it(may_begin);
         }
         self.changing.store(REWRITES, Relaxed);
         // Before the lists are.
@@ -145,7 +94,7 @@ impl Set {
 
     /// Waits until nobody rewrites the lists.
     pub(super) fn await_whole(&self) {
-        await_it(|| self.changing.load(SeqCst) == IDLE);
+        forking::await_it(|| self.changing.load(SeqCst) == IDLE);
     }
 
     /// In a forked child, before it has more than one thread: what another thread of the parent's left half done is put
@@ -211,13 +160,14 @@ mod tests {
     fn a_fork_and_a_change_wait_for_each_other() {
         use std::sync::mpsc::channel;
         use std::time::Duration;
+        let _alone = forking::ALONE.lock();
         let (s, epfd) = set();
         let (begun, has_begun) = channel();
         // (A program of one thread has nobody to wait for.)
         let c = s.begin_change_among_threads();
         std::thread::scope(|scope| {
             let t = scope.spawn(move || {
-                fork_begins();
+                forking::begins();
                 s.await_whole();
                 begun.send(()).unwrap();
                 // Who forks may change a set, too, in a handler of the program's.
@@ -226,13 +176,13 @@ mod tests {
                 while std::time::Instant::now() < until {
                     assert_eq!(s.changing.load(SeqCst), IDLE, "a child would throw the lists away");
                 }
-                fork_is_over();
+                forking::is_over();
             });
             assert!(has_begun.recv_timeout(Duration::from_millis(20)).is_err(), "a fork begins during a change");
             drop(c);
             has_begun.recv().unwrap();
             drop(s.begin_change_among_threads());
-            assert_eq!(FORKS.load(SeqCst), 0);
+            assert!(!forking::is_under_way());
             t.join().unwrap();
         });
         number_closed(s, epfd);

@@ -165,9 +165,9 @@ impl State {
     fn make_call_set(&mut self) {
         let Some(bell) = self.bell else { return };
         // SAFETY: no preconditions.
-        let made = crate::desk::make(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) });
-        let Ok(fd) = made else { return };
-        self.call_set = crate::fdhigh::not_for_children(fd);
+        let made = || crate::desk::make(|| unsafe { sys!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) });
+        let Ok(fd) = crate::fdhigh::not_for_children(made) else { return };
+        self.call_set = fd;
         epoll(self.call_set, libc::EPOLL_CTL_ADD, crate::bell::fd(bell), BELL);
         for fd in self.fds() {
             epoll(self.call_set, libc::EPOLL_CTL_ADD, fd, CHANNEL);

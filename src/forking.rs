@@ -1,0 +1,163 @@
+//! What a forked child must not find half done: a list of a set that another thread is rewriting, an fd of the library's of
+//! which nobody has noted yet, or any more, that a child is not to keep it.
+//!
+//! The child has a copy of the parent's memory and fds, in which every other thread stands still at one of its instructions.
+//! To hold locks during a fork would be simple, and could deadlock: libc's own locks are taken in between, and the program's.
+//! So a fork waits until nothing of this kind is under way, which takes nanoseconds, or a system call, and who is about to
+//! begin it waits until no fork is under way. Either wait is bounded, in case the one waits for the other.
+
+use crate::sync::now_ns;
+use crate::sys::sys;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+/// How long either waits for the other.
+const PATIENCE_NS: i64 = 100_000_000;
+
+/// How many forks are under way.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// How many [`Between`] there are.
+static BETWEEN: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// This thread forks, and is counted in [`FORKS`].
+    static FORKING: Cell<bool> = const { Cell::new(false) };
+    /// How many of [`BETWEEN`] are this thread's: a handler within one may fork.
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Waits until `done`, but not for ever. Whether it is.
+pub fn await_it(done: impl Fn() -> bool) -> bool {
+    let until = now_ns() + PATIENCE_NS;
+    loop {
+        if done() {
+            return true;
+        }
+        if now_ns() > until {
+            return false;
+        }
+        // SAFETY: no preconditions.
+        let _ = unsafe { sys!(libc::SYS_sched_yield) };
+    }
+}
+
+/// Before a fork, which waits for what is under way. To be followed by [`is_over`].
+pub fn begins() {
+    if !FORKING.replace(true) {
+        FORKS.fetch_add(1, SeqCst);
+    }
+    await_it(|| BETWEEN.load(SeqCst) <= MINE.get());
+}
+
+/// The fork that this thread has begun is over, in the parent.
+pub fn is_over() {
+    if FORKING.replace(false) {
+        FORKS.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Whether a thread of the program forks.
+#[inline(always)]
+pub fn is_under_way() -> bool {
+    FORKS.load(SeqCst) > 0
+}
+
+/// Whether another thread than the calling one does.
+pub fn is_anothers() -> bool {
+    is_under_way() && !FORKING.get()
+}
+
+/// In the child, where no fork is under way.
+pub fn reset_after_fork() {
+    FORKING.set(false);
+    FORKS.store(0, SeqCst);
+    BETWEEN.store(MINE.get(), SeqCst);
+}
+
+/// While it lives no other thread forks: an fd is there, but not what is to be noted of it, or the other way round.
+pub struct Between(());
+
+impl Between {
+    /// Waits, for a bounded time, until no other thread forks.
+    pub fn begin() -> Between {
+        if MINE.get() > 0 || !may_begin() && !await_it(may_begin) {
+            // A fork waits for the caller already, or there is no end of it.
+            BETWEEN.fetch_add(1, SeqCst);
+        }
+        MINE.set(MINE.get() + 1);
+        Between(())
+    }
+}
+
+/// Counts one [`Between`] more, if no other thread forks.
+fn may_begin() -> bool {
+    // Either this sees the fork, or that sees this.
+    BETWEEN.fetch_add(1, SeqCst);
+    let may = !is_anothers();
+    if !may {
+        BETWEEN.fetch_sub(1, SeqCst);
+    }
+    may
+}
+
+impl Drop for Between {
+    fn drop(&mut self) {
+        MINE.set(MINE.get() - 1);
+        // In a child that was forked by a handler it may not be counted.
+        let _ = BETWEEN.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+    }
+}
+
+/// For tests that begin forks: others see them.
+#[cfg(test)]
+pub static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_fork_and_an_fd_half_made_wait_for_each_other() {
+        let _alone = ALONE.lock();
+        let (begun, has_begun) = channel();
+        let outer = Between::begin();
+        std::thread::scope(|scope| {
+            let forks = scope.spawn(move || {
+                begins();
+                begun.send(Instant::now()).unwrap();
+                // Who forks makes fds, too.
+                drop(Between::begin());
+                std::thread::sleep(Duration::from_millis(5));
+                let over = Instant::now();
+                is_over();
+                over
+            });
+            assert!(has_begun.recv_timeout(Duration::from_millis(20)).is_err(), "a fork begins in between");
+            // It is waited for: this cannot wait for it.
+            let before = Instant::now();
+            drop(Between::begin());
+            assert!(before.elapsed() < Duration::from_millis(50), "two wait for each other");
+            drop(outer);
+            let begun = has_begun.recv().unwrap();
+            let next = Between::begin();
+            let in_between = Instant::now();
+            drop(next);
+            let over = forks.join().unwrap();
+            assert!(in_between >= over && over >= begun, "an fd is made during a fork");
+        });
+    }
+
+    #[test]
+    fn a_handler_may_fork_in_between() {
+        let _alone = ALONE.lock();
+        let between = Between::begin();
+        let before = Instant::now();
+        begins();
+        assert!(before.elapsed() < Duration::from_millis(50), "it waits for itself");
+        is_over();
+        drop(between);
+        assert_eq!(MINE.get(), 0);
+    }
+}
