@@ -35,6 +35,7 @@ mod verbs;
 pub use life::{bear, end, entries, is_there};
 use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
+pub use upgrade::known;
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
 /// The thread's epoll set, or -1.
@@ -507,7 +508,11 @@ impl Bg {
         if conn.visited.load(SeqCst) || epoll::is_shared(conn) {
             // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();
-            if conn.local().managed.load(SeqCst) && visit::is_home(&mut b) {
+            if visit::is_home(&mut b) && visit::may_be_polled(&b) {
+                // Told after that it would be an edge more.
+                if visit::has_rest(&b) {
+                    upgrade::shut_kernels(conn);
+                }
                 epoll::unmanage(&mut b);
             }
         }

@@ -16,7 +16,7 @@
 //! that waits for it, and another clerk begins; what was in the table of the first is closed.
 
 use crate::log::{log, Level};
-use crate::sync::{futex_wait, futex_wake, now_ns, timespec_of};
+use crate::sync::{futex_wait, futex_wake, now_ns, pause};
 use crate::sys::{self, sys, Errno, SysResult};
 use crate::{fdhigh, thread};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -183,9 +183,7 @@ fn replace() {
     shut();
     // Without one the numbers that the caller knows would be taken for the program's.
     while !begin(spawn, true) {
-        let ts = timespec_of(PAUSE_NS);
-        // SAFETY: `ts` is readable.
-        let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+        pause(PAUSE_NS);
     }
     log(Level::Warn, format_args!("the clerk has ended, and is replaced"));
 }

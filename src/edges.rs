@@ -3,7 +3,8 @@
 //! The kernel reports such an item when something has happened to the socket since the last report: bytes have come,
 //! room has come after a send that found none, a direction has ended. That a connection moves to a ring or back is
 //! nothing that happens to it as far as the program can know. So each item remembers what it was told last, and is told
-//! again only if there is more.
+//! again only if there is more. As in the kernel, what has happened counts, if the item asks for it, not whether it still
+//! can be seen: of bytes that were read meanwhile an item that also asks for room is told that there is room.
 
 use crate::conn::{Conn, Rx, END_EOF, END_RDSHUT};
 use crate::layout::ABORT;
@@ -13,12 +14,16 @@ use core::sync::atomic::Ordering::*;
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+/// By any of these an item asks to be told when bytes come.
+const READS: u32 = IN | (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct News {
     /// Bytes that have arrived since it began; their end counts as one more, as in TCP.
     arrived: u64,
+    /// That end, and a reset behind it. They are told to all.
+    ends: u64,
     /// How often a send found no room.
     fulls: u32,
     /// How often it woke everybody, whatever for.
@@ -51,9 +56,9 @@ impl News {
         let reset = conn.has_ended(END_EOF) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
         let end = (conn.fin_seen() && there || reset || ended()) as u64;
         // A reset behind an end is one more.
-        let over = (on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
+        let ends = end + (on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
-        News { arrived: taken + crate::io::unread(rx) as u64 + end + over, fulls, kicks, nudges }
+        News { arrived: taken + crate::io::unread(rx) as u64 + ends, ends, fulls, kicks, nudges }
     }
 
     /// With no fewer bytes arrived than `more` after `before`.
@@ -78,30 +83,26 @@ pub struct Told {
 
 impl Told {
     /// Nothing yet.
-    pub const NOTHING: Told = Told { news: News { arrived: 0, fulls: 0, kicks: 0, nudges: 0 }, bits: 0, fresh: true };
+    pub const NOTHING: Told =
+        Told { news: News { arrived: 0, ends: 0, fulls: 0, kicks: 0, nudges: 0 }, bits: 0, fresh: true };
 
     /// All that there is now.
     pub fn all(news: News, bits: u32) -> Told {
         Told { news, bits, fresh: false }
     }
 
-    /// Whether it is to be told of the events `got`, and is so.
-    pub fn tell(&mut self, now: News, got: u32) -> bool {
-        if !self.has_news(now, got) {
+    /// Whether it, which asks for `events`, is to be told of `got`, and is so.
+    pub fn tell(&mut self, now: News, got: u32, events: u32) -> bool {
+        if !self.has_news(now, got, events) {
             // What is there no more is news when it comes back.
             self.bits &= got;
             return false;
         }
         self.fresh = false;
         self.bits = got;
-        self.news.kicks = now.kicks;
-        if got & IN != 0 {
-            self.news.arrived = now.arrived;
-            self.news.nudges = now.nudges;
-        }
-        if got & OUT != 0 {
-            self.news.fulls = now.fulls;
-        }
+        // Room that has not come yet is still to be told of.
+        let fulls = if got & OUT != 0 { now.fulls } else { self.news.fulls };
+        self.news = News { fulls, ..now };
         true
     }
 
@@ -110,14 +111,16 @@ impl Told {
         &self.news
     }
 
-    /// Whether the events `got` would be reported.
-    pub fn has_news(&self, now: News, got: u32) -> bool {
+    /// Whether of `events` those that are there, `got`, would be reported.
+    pub fn has_news(&self, now: News, got: u32, events: u32) -> bool {
+        let was = &self.news;
         got != 0
             && (self.fresh
                 || got & !self.bits != 0
-                || now.kicks != self.news.kicks
-                || got & IN != 0 && (now.arrived > self.news.arrived || now.nudges != self.news.nudges)
-                || got & OUT != 0 && now.fulls != self.news.fulls)
+                || now.kicks != was.kicks
+                || now.ends > was.ends
+                || events & READS != 0 && (now.arrived > was.arrived || now.nudges != was.nudges)
+                || got & OUT != 0 && now.fulls != was.fulls)
     }
 }
 
@@ -126,50 +129,66 @@ mod tests {
     use super::*;
 
     fn at(arrived: u64, fulls: u32, kicks: u32) -> News {
-        News { arrived, fulls, kicks, nudges: 0 }
+        News { arrived, ends: 0, fulls, kicks, nudges: 0 }
+    }
+
+    /// An item that asks for both is told.
+    fn tell(t: &mut Told, now: News, got: u32) -> bool {
+        t.tell(now, got, IN | OUT)
     }
 
     #[test]
     fn what_was_told_is_told_once() {
         let mut t = Told::NOTHING;
-        assert!(!t.tell(at(0, 0, 0), 0), "nothing is no news");
-        assert!(t.tell(at(10, 0, 0), IN), "the first");
-        assert!(!t.tell(at(10, 0, 0), IN), "the same unread bytes");
-        assert!(t.tell(at(11, 0, 0), IN), "one byte more");
-        assert!(!t.tell(at(11, 0, 0), 0), "all is read");
-        assert!(!t.tell(at(11, 0, 0), 0));
-        assert!(t.tell(at(20, 0, 0), IN), "new bytes after that");
+        assert!(!tell(&mut t, at(0, 0, 0), 0), "nothing is no news");
+        assert!(tell(&mut t, at(10, 0, 0), IN), "the first");
+        assert!(!tell(&mut t, at(10, 0, 0), IN), "the same unread bytes");
+        assert!(tell(&mut t, at(11, 0, 0), IN), "one byte more");
+        assert!(!tell(&mut t, at(11, 0, 0), 0), "all is read");
+        assert!(!tell(&mut t, at(11, 0, 0), 0));
+        assert!(tell(&mut t, at(20, 0, 0), IN), "new bytes after that");
     }
 
     #[test]
     fn room_is_news_after_a_send_that_found_none() {
         let mut t = Told::all(at(5, 0, 0), OUT);
-        assert!(!t.tell(at(5, 0, 0), OUT));
+        assert!(!tell(&mut t, at(5, 0, 0), OUT));
         // Nobody looked while it was full.
-        assert!(t.tell(at(5, 1, 0), OUT));
-        assert!(!t.tell(at(5, 1, 0), OUT));
+        assert!(tell(&mut t, at(5, 1, 0), OUT));
+        assert!(!tell(&mut t, at(5, 1, 0), OUT));
         // Bytes come while it is full: the room is still to be told of.
-        assert!(t.tell(at(6, 2, 0), IN));
-        assert!(t.tell(at(6, 2, 0), IN | OUT));
-        assert!(!t.tell(at(6, 2, 0), IN | OUT));
+        assert!(tell(&mut t, at(6, 2, 0), IN));
+        assert!(tell(&mut t, at(6, 2, 0), IN | OUT));
+        assert!(!tell(&mut t, at(6, 2, 0), IN | OUT));
     }
 
     #[test]
     fn a_nudge_is_news_to_who_can_read() {
         let mut t = Told::all(at(5, 0, 0), IN | OUT);
-        let nudged = News { nudges: 1, ..at(5, 0, 0) };
-        assert!(!t.tell(nudged, OUT));
-        assert!(t.tell(nudged, IN | OUT));
-        assert!(!t.tell(nudged, IN | OUT));
+        let nudged = |nudges| News { nudges, ..at(5, 0, 0) };
+        assert!(tell(&mut t, nudged(1), IN | OUT));
+        assert!(!tell(&mut t, nudged(1), IN | OUT));
+        assert!(!Told::all(at(5, 0, 0), OUT).tell(nudged(1), OUT, OUT));
+    }
+
+    #[test]
+    fn bytes_that_came_and_went_are_news_to_who_asks_for_them() {
+        let mut t = Told::all(at(5, 0, 0), OUT);
+        assert!(!t.tell(at(9, 0, 0), OUT, OUT), "it asks for room only");
+        assert!(t.tell(at(9, 0, 0), OUT, IN | OUT));
+        assert!(!t.tell(at(9, 0, 0), OUT, IN | OUT));
+        assert!(tell(&mut t, at(9, 0, 0), IN | OUT), "what could not be read then");
+        assert!(t.tell(News { ends: 1, ..at(10, 0, 0) }, OUT, OUT), "an end is told to all");
+        assert!(!t.tell(News { ends: 1, ..at(10, 0, 0) }, OUT, OUT));
     }
 
     #[test]
     fn ends_and_kicks_are_news() {
         let rdhup = libc::EPOLLRDHUP as u32;
         let mut t = Told::all(at(5, 0, 0), IN);
-        assert!(t.tell(at(5, 0, 0), IN | rdhup));
-        assert!(!t.tell(at(5, 0, 0), IN | rdhup));
-        assert!(t.tell(at(5, 0, 1), IN | rdhup));
-        assert!(!t.tell(at(5, 0, 1), IN | rdhup));
+        assert!(tell(&mut t, at(5, 0, 0), IN | rdhup));
+        assert!(!tell(&mut t, at(5, 0, 0), IN | rdhup));
+        assert!(tell(&mut t, at(5, 0, 1), IN | rdhup));
+        assert!(!tell(&mut t, at(5, 0, 1), IN | rdhup));
     }
 }

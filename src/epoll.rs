@@ -443,8 +443,9 @@ impl Set {
 
     /// As [`Set::push_ready`], unless the item has one of the flags `but`.
     fn push(&self, fd: c_int, conn: &Conn, but: u32) {
-        // More of what is on the list is news to who waits for edges of this set.
-        if self.list(fd, conn, but) || self.exposed.load(Relaxed) {
+        // More of what is on the list is news to who waits for edges of this set. (Where nothing is, only other processes that
+        // use it would see the bell.)
+        if self.list(fd, conn, but) || self.exposed.load(Relaxed) && self.managed.load(SeqCst) > 0 {
             self.wake();
         }
     }

@@ -69,7 +69,9 @@ pub fn give_lowat(c: &Conn, fd: c_int) {
 }
 
 fn set_lowat(c: &Conn, fd: c_int, n: u32) {
-    if c.rcvlowat.load(Relaxed) > 1 {
+    // (To set it once more would be an edge.)
+    let is_so = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) == Ok(n as c_int);
+    if c.rcvlowat.load(Relaxed) > 1 && !is_so() {
         // SAFETY: `n` is readable for its size.
         let _ = unsafe { sys!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &n, 4) };
     }
@@ -422,8 +424,9 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         (level, name),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_LINGER) | (libc::IPPROTO_TCP, libc::TCP_CORK)
     );
-    if tcp && c.is_inherited() && c.held.load(SeqCst) != 0 {
-        // What is held back is another process's to show.
+    // What is held back is another process's to show, and whoever waits for more than one byte its to wake.
+    let its = tcp && c.held.load(SeqCst) != 0 || (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    if its && c.is_inherited() {
         visit::settle(c);
     }
     let both = (between && !c.tx_lock.held_by_me() && !c.rx_lock.held_by_me()).then(|| c.lock_both());
@@ -446,7 +449,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     }
     match name {
         libc::SO_RCVLOWAT => {
-            if c.is_managed() {
+            let by_kernel = both.as_ref().is_some_and(visit::is_polled_by_kernel);
+            if c.is_managed() && !by_kernel {
                 take_lowat(c, fd);
             } else {
                 note_lowat(c, fd);

@@ -8,7 +8,7 @@
 use crate::conn::{Both, Phase, END_EOF, END_FAILED, END_HUP, END_RESET, END_WRSHUT};
 use crate::log::{log, Level};
 use crate::switch::{RxPath, Switch};
-use crate::sync::{now_ns, timespec_of};
+use crate::sync::now_ns;
 use crate::sys::{self, sys, SysResult};
 use crate::{desk, poll, pump};
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -125,9 +125,7 @@ pub struct Rest {
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
 fn pause() {
-    let ts = timespec_of(LEAST_NS);
-    // SAFETY: `ts` is readable.
-    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+    crate::sync::pause(LEAST_NS);
 }
 
 /// Before the process ends: what others are to read is waited for, as far as that goes.

@@ -47,6 +47,13 @@ pub fn timespec_of(ns: i64) -> timespec {
     timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 }
 }
 
+/// Sleeps for so many nanoseconds, or until a signal comes.
+pub fn pause(ns: i64) {
+    let ts = timespec_of(ns);
+    // SAFETY: `ts` is readable.
+    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+}
+
 /// `CLOCK_MONOTONIC` in nanoseconds.
 #[inline]
 pub fn now_ns() -> i64 {
@@ -77,9 +84,7 @@ pub fn give_way(tries: &mut u32) {
         return core::hint::spin_loop();
     }
     // A thread of a lower priority gets it only from one that sleeps.
-    let ts = timespec_of(20_000);
-    // SAFETY: `ts` is readable.
-    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+    pause(20_000);
 }
 
 const WAITERS: u32 = 1 << 31;

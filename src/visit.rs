@@ -14,7 +14,7 @@ use crate::conn::*;
 use crate::ring::{RxRing, TxRing};
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
-use crate::sync::{futex_wait, now_ns, timespec_of};
+use crate::sync::{futex_wait, now_ns, pause};
 use crate::sys::{self, sys};
 use crate::{bell, bg, chaos, fdhigh, foreign, options, poll, process, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
@@ -274,9 +274,7 @@ pub fn await_rest(c: &Conn, until: i64) {
         if there > most {
             (most, since) = (there, now);
         }
-        let ts = timespec_of(100_000);
-        // SAFETY: `ts` is readable.
-        let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+        pause(100_000);
     }
 }
 
@@ -300,9 +298,31 @@ fn give_lowat(c: &Conn) {
         return;
     }
     let Some(b) = c.lock_both_within(SLICE_NS) else { return };
-    if c.phase() == Phase::Away && b.rx.path() == RxPath::Replay && has_rest(&b) {
+    if c.phase() == Phase::Away && has_all(&b) {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
+}
+
+/// Whether what was in the ring is repeated, and all of that is there.
+fn has_all(b: &Both) -> bool {
+    b.rx.path() == RxPath::Replay && has_rest(b)
+}
+
+/// Whether the kernel polls for the connection's owner, too, who has given it back to the kernel's sets.
+pub fn is_polled_by_kernel(b: &Both) -> bool {
+    !b.rx.conn().local().managed.load(SeqCst) && has_all(b)
+}
+
+/// Before its owner, which has the locks, gives it back to the kernel's sets: whether it may. Who waits for more than one byte
+/// is to be woken by so many, and who waits for what the program has shut, by that; but the kernel can know of either only when
+/// all is there that was in the ring.
+pub fn may_be_polled(b: &Both) -> bool {
+    let c = b.rx.conn();
+    let waits_for_more = c.rcvlowat.load(Relaxed) > 1;
+    if waits_for_more && has_all(b) {
+        options::give_lowat(c, c.local().fd.load(Relaxed));
+    }
+    !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT)) || !awaits_rest(b)
 }
 
 /// Of a connection that has ended the kernel has to know how: its owner tells it.

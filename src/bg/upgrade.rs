@@ -777,15 +777,21 @@ fn is_held_by(conn: &Conn, l: &Link) -> bool {
 /// has. This also wakes threads that wait there. Whether there was anything. Under both locks.
 pub(super) fn shut_kernels(conn: &Conn) -> bool {
     let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
-    let how = match (rd, wr) {
+    let how = match (rd && !conn.has_ended(END_RDSHUT_KNOWN), wr && !conn.has_ended(END_WRSHUT_KNOWN)) {
         (true, true) => libc::SHUT_RDWR,
         (true, false) => libc::SHUT_RD,
         (false, true) => libc::SHUT_WR,
-        _ => return false,
+        _ => return rd || wr,
     };
     // SAFETY: an fd of the connection, which cannot be closed while the caller holds the locks.
     let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
+    conn.end.fetch_or(known(rd, wr), SeqCst);
     true
+}
+
+/// What [`Conn::end`] says when the kernel has been told so.
+pub fn known(rd: bool, wr: bool) -> u32 {
+    (if rd { END_RDSHUT_KNOWN } else { 0 }) | (if wr { END_WRSHUT_KNOWN } else { 0 })
 }
 
 #[cfg(test)]

@@ -50,13 +50,17 @@ impl Conn {
                 // An error alone is nothing to read: so the kernel tells of what is in the error queue. One that ends the
                 // connection comes with its end.
                 let e = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP) & !libc::POLLERR;
-                // The kernel's own `SO_RCVLOWAT` is 1 now.
-                let few = || {
-                    e == libc::POLLIN
-                        && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n < want as i32)
-                        && !sys::has_no_room(fd)
+                let enough = || {
+                    let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+                    there >= want || there > 0 && sys::has_no_room(fd)
                 };
-                e != 0 && (want <= 1 || !few()) || rx.path() == RxPath::Tcp && self.fin_seen()
+                // The kernel's `SO_RCVLOWAT` is 1 now, or the program's (`visit::give_lowat`), which is for who polls.
+                let readable = match e {
+                    0 => self.rcvlowat.load(Relaxed) > 1 && enough(),
+                    libc::POLLIN => want <= 1 || enough(),
+                    _ => true,
+                };
+                readable || rx.path() == RxPath::Tcp && self.fin_seen()
             }
             RxPath::Draining if rx.ring().kept.len() >= want => true,
             RxPath::Armed | RxPath::Draining => match crate::io::front(&mut rx) {

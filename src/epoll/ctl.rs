@@ -493,7 +493,7 @@ pub fn unmanage(b: &mut Both) {
                 let bits = bits & (i.events | ALWAYS);
                 // Sends that find no room are not counted any more where the kernel alone sees them.
                 let uncounted = conn.phase() == Phase::Plain && i.events & libc::EPOLLOUT as u32 != 0;
-                if bits != 0 && !uncounted && !i.told.has_news(news, bits) {
+                if bits != 0 && !uncounted && !i.told.has_news(news, bits, i.events) {
                     i.told = Told::all(news, bits);
                     (i.muted, i.received) = (true, received);
                     s.muted.fetch_add(1, SeqCst);

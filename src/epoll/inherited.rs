@@ -69,7 +69,7 @@ impl Set {
             if was_away && !item.away {
                 match self.found(conn, fd) {
                     Found::Note(n) => item.set_to(&n),
-                    Found::Gone if whole => {
+                    Found::Gone => {
                         saw(conn);
                         continue;
                     }

@@ -1,7 +1,7 @@
 //! Sets whose own fd is polled, by another set or by `poll`: their readiness must show in the kernel.
 
 use super::listing::Listed;
-use super::wait::is_new;
+use super::wait::Muted;
 use super::*;
 
 /// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.
@@ -63,7 +63,7 @@ impl Set {
             self.arm(conn, mask, seats);
             let news = if events & ET != 0 { News::of(conn) } else { News::default() };
             let got = conn.readiness(mask);
-            if got == 0 || events & ET != 0 && !told.has_news(news, got) {
+            if got == 0 || events & ET != 0 && !told.has_news(news, got, events) {
                 continue;
             }
             self.list(fd, conn, 0);
@@ -126,7 +126,9 @@ impl Set {
                 return false;
             }
             // What has another number here, or none, may well be it.
-            let Some(number) = (if item.is_there() { Some(item.fd) } else { self.number_of(item.data) }) else {
+            // (Files like sets share an inode, and no set is in itself.)
+            let there = item.is_there() && !table::is_set(item.fd, self);
+            let Some(number) = (if there { Some(item.fd) } else { self.number_of(item.data) }) else {
                 return true;
             };
             let got = sys::poll_now(number, mask);
@@ -151,24 +153,22 @@ impl Set {
         if !stays {
             self.idle_looks.store(0, Relaxed);
         } else if self.idle_looks.fetch_add(1, Relaxed) >= AT_ONCE {
-            let ts = timespec_of(PAUSE_NS);
-            // SAFETY: `ts` is readable.
-            let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+            crate::sync::pause(PAUSE_NS);
         }
     }
 
     /// Whether the kernel's event is an edge that was told of before its item went back to the kernel's set.
     fn is_old(&self, data: u64, events: u32) -> bool {
-        let (conn, told, received) = {
+        let was = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &*self.inner.get() };
             match inner.only(data).and_then(|key| inner.items.get(&key)) {
-                Some(i) if i.muted => (i.conn, i.told, i.received),
+                Some(i) if i.muted => Muted::of(i),
                 _ => return false,
             }
         };
-        !is_new(conn, told, received, events, true)
+        !was.is_new(events, true)
     }
 
     /// Whether a set in this one is readable, and has no event.

@@ -23,8 +23,9 @@ pub(super) struct Record {
     managed: AtomicU32,
     /// One that has begun to use it wants them home.
     wanted: AtomicBool,
-    /// One that had such items has closed the set: the kernel's does not have them, whoever uses it.
-    lacks: AtomicBool,
+    /// This set, or one before it, was closed by a process that had such items: the kernel's does not have them, whoever uses
+    /// it. (The number after it; 0: none was.)
+    lacked: AtomicU32,
     /// The process that has made the record (`process::life`), and uses it for one set after another: ...
     owner: AtomicU32,
     /// ... this one.
@@ -79,9 +80,12 @@ impl Set {
         r.filter(|r| r.set.load(Acquire) == self.shared_as.load(Relaxed))
     }
 
-    /// What it is called among the processes that have inherited it; `None`: no fork has gone by it.
+    /// What it is called among the processes that have inherited it; `None`: no fork has gone by it. It stays so when the
+    /// record is another set's.
     pub(super) fn name(&self) -> Option<left::Name> {
-        self.record().map(|r| (r as *const Record as usize, r.owner.load(Relaxed), self.shared_as.load(Relaxed)))
+        // SAFETY: null, or a record, which is never unmapped.
+        let r = unsafe { self.shared.load(Acquire).as_ref() }?;
+        Some((r as *const Record as usize, r.owner.load(Relaxed), self.shared_as.load(Relaxed)))
     }
 
     /// Before a fork, and before it keeps others from changing sets: the child may come to use this one.
@@ -130,7 +134,7 @@ impl Set {
         loop {
             let n = r.managed.load(SeqCst);
             if n == 0 || now_ns() >= until || r.users.is_only(me) {
-                return n == 0 && !r.lacks.load(SeqCst);
+                return n == 0 && !self.lacks();
             }
             r.wanted.store(true, SeqCst);
             visit::call_ancestors();
@@ -140,13 +144,15 @@ impl Set {
 
     /// Whether the kernel's set lacks items that a process had taken out which has closed it since.
     pub(super) fn lacks(&self) -> bool {
-        self.record().is_none_or(|r| r.lacks.load(SeqCst))
+        // SAFETY: null, or a record, which is never unmapped.
+        let r = unsafe { self.shared.load(Acquire).as_ref() };
+        r.is_none_or(|r| (self.shared_as.load(Relaxed).wrapping_sub(r.lacked.load(SeqCst)) as i32) < 0)
     }
 
     /// This process is about to close it. Before the connections forget that they are in it.
     pub(super) fn about_to_leave(&self) {
-        if let Some(r) = self.record().filter(|_| !self.is_inherited()) {
-            r.lacks.fetch_or(self.managed.load(SeqCst) > 0, SeqCst);
+        if let Some(r) = self.record().filter(|_| !self.is_inherited() && self.managed.load(SeqCst) > 0) {
+            r.lacked.fetch_max(self.shared_as.load(Relaxed).wrapping_add(1), SeqCst);
         }
     }
 
@@ -165,7 +171,6 @@ impl Set {
         // The next set that this record of a set stands for has it. A child that has inherited it, and never used it, sees that.
         r.managed.store(0, SeqCst);
         r.wanted.store(false, SeqCst);
-        r.lacks.store(false, SeqCst);
         self.shared_as.store(r.set.fetch_add(1, SeqCst).wrapping_add(1), Relaxed);
     }
 }

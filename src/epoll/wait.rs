@@ -37,18 +37,37 @@ fn news() -> u32 {
     NEWS.load(Relaxed)
 }
 
-/// Whether `events` are news of a connection of which so much was `told` before it went back to the kernel's set, when the kernel
-/// had `received` so many bytes. `now`: they are there, not perhaps of a time before somebody took what had come.
-pub(super) fn is_new(conn: &Conn, told: Told, received: u64, events: u32, now: bool) -> bool {
-    // A send that is in the kernel right now may have found no room, and not have said so yet.
-    let sending = conn.local().tx_inflight.load(SeqCst) > 0;
-    let mut news = News::of(conn);
-    if received > 0 {
-        // What was taken since without being counted, by `splice` or another process, makes ours too low.
-        let all = rendezvous::received(conn.local().fd.load(Relaxed));
-        news = news.at_least(told.at(), all.map_or(0, |n| n.saturating_sub(received)));
+/// An item of which there was no news when its connection went back to the kernel's set.
+pub(super) struct Muted {
+    conn: &'static Conn,
+    events: u32,
+    told: Told,
+    received: u64,
+}
+
+impl Muted {
+    pub(super) fn of(i: &Item) -> Muted {
+        Muted { conn: i.conn, events: i.events, told: i.told, received: i.received }
     }
-    sending || !now && !news.is_as_far(told.at()) || told.has_news(news, events)
+
+    /// Whether the kernel's events `got` are news. `now`: they are there, not perhaps of a time before somebody took what had
+    /// come.
+    pub(super) fn is_new(&self, got: u32, now: bool) -> bool {
+        // A send that is in the kernel right now may have found no room, and not have said so yet.
+        let sending = self.conn.local().tx_inflight.load(SeqCst) > 0;
+        let mut news = News::of(self.conn);
+        if self.received > 0 {
+            // What was taken since without being counted, by `splice` or another process, makes ours too low.
+            let more = self.received_now().map_or(0, |n| n.saturating_sub(self.received));
+            news = news.at_least(self.told.at(), more);
+        }
+        sending || !now && !news.is_as_far(self.told.at()) || self.told.has_news(news, got, self.events)
+    }
+
+    /// How many bytes the kernel has received.
+    fn received_now(&self) -> Option<u64> {
+        rendezvous::received(self.conn.local().fd.load(Relaxed))
+    }
 }
 
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
@@ -162,7 +181,7 @@ impl Set {
                     self.moving.store(inner.moving.len() as u32, Relaxed);
                 }
                 let told = i.told;
-                if i.events & ET != 0 && !i.told.tell(news, got) || got == 0 {
+                if i.events & ET != 0 && !i.told.tell(news, got, i.events) || got == 0 {
                     continue;
                 }
                 if copy::write(evs.wrapping_add(out), epoll_event { events: got, u64: i.data }).is_err() {
@@ -217,7 +236,7 @@ impl Set {
 
     /// Whether an event of the kernel's is none; notes what it means for its item.
     pub(super) fn is_told(&self, e: epoll_event) -> bool {
-        let (key, conn, told, received) = {
+        let (key, was) = {
             let _g = self.lock.lock();
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *self.inner.get() };
@@ -248,13 +267,13 @@ impl Set {
                     }
                     return true;
                 }
-                Some(i) if i.muted => (key, i.conn, i.told, i.received),
+                Some(i) if i.muted => (key, Muted::of(i)),
                 _ => return false,
             }
         };
         // More of what had come by a ring is no news either.
-        let goes_on = received > 0 && rendezvous::received(conn.local().fd.load(Relaxed)).is_some_and(|n| n < received);
-        let new = is_new(conn, told, received, e.events, false);
+        let goes_on = was.received > 0 && was.received_now().is_some_and(|n| n < was.received);
+        let new = was.is_new(e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *self.inner.get() };

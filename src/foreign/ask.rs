@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::poll;
-use crate::sync::timespec_of;
 
 /// The connection is home.
 pub static HOME: u8 = b'y';
@@ -101,9 +100,7 @@ fn await_word(s: c_int, left: &mut i64) {
 }
 
 fn pause(left: &mut i64) {
-    let ts = timespec_of(1_000_000);
-    // SAFETY: `ts` is readable.
-    let _ = unsafe { sys!(libc::SYS_nanosleep, &ts, 0) };
+    crate::sync::pause(1_000_000);
     *left -= 1;
 }
 

@@ -8,11 +8,18 @@ const PATIENCE_NS: i64 = 100_000_000;
 /// Waits for a connection that is away. True: look again.
 fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno> {
     let look = visit::look(conn);
-    let now = now_ns();
-    if look == visit::Look::Signal && now - begun > PATIENCE_NS {
+    if look == visit::Look::Signal && now_ns() - begun > PATIENCE_NS {
         return Err(libc::EINTR);
     }
-    if matches!(look, visit::Look::Away | visit::Look::Signal) && now >= until {
+    match look {
+        visit::Look::Away | visit::Look::Signal => in_time(conn, until),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a call may wait on.
+fn in_time(conn: &Conn, until: i64) -> Result<(), Errno> {
+    if now_ns() >= until {
         conn.local().hasty.store(true, Relaxed);
         return Err(libc::EAGAIN);
     }
@@ -74,6 +81,8 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     loop {
+        // What finds no room on the way may find some now.
+        let home = visit::has_come(conn);
         match if visit::is_within_reach(conn) { put(fd, conn, *b, flags) } else { Put::Busy } {
             Put::Sent(n) if call.may_wait && n < b.len() => {
                 b.skip += n;
@@ -89,12 +98,19 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             Put::Gone => return Step::Again,
             Put::Error(libc::EPIPE) if b.skip == 0 => return Step::Return(broken_pipe(flags)),
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
-            Put::Full | Put::Busy if visit::has_come(conn) => {
+            Put::Full if home => {
                 conn.fulls.fetch_add(1, SeqCst);
                 if !call.may_wait {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
                 let _ = crate::poll::wait_one(fd, libc::POLLOUT, 5_000_000);
+            }
+            // The other end is not there yet.
+            Put::Busy if home => {
+                if let Err(e) = in_time(conn, until) {
+                    return Step::Return(Outcome::Fail(e));
+                }
+                crate::sync::pause(100_000);
             }
             Put::Full | Put::Busy => {}
         }

@@ -259,9 +259,9 @@ fn an_end_behind_a_mark_is_news_with_the_mark() {
     slot.flags.store(MARK_BEGUN | FIN, SeqCst);
     let told = Told::all(News::of(conn), libc::EPOLLIN as u32);
     arrive(conn, &mut theirs, &wire::mark(&NONCE));
-    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
+    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32, libc::EPOLLIN as u32));
     pump::run(&mut conn.lock_both());
-    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32));
+    assert!(told.has_news(News::of(conn), libc::EPOLLIN as u32, libc::EPOLLIN as u32));
     conn.attach(None, 0, core::ptr::null());
     conn.set_phase(Phase::Closed);
 }

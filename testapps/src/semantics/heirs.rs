@@ -25,6 +25,11 @@ pub const CHECKS: &[Check] = &[
     ("set-of-a-parent-that-was-told-once", fired_in_the_parent),
     ("set-that-a-child-was-told-of-once", fired_in_the_child),
     ("set-that-asks-for-room-only", low_water_of_others),
+    ("set-that-waits-for-more-after-a-return", low_water_after_a_return),
+    ("set-told-of-low-water-by-a-child", low_water_by_a_child),
+    ("set-that-its-parent-empties-and-closes", emptied_and_closed),
+    ("set-that-is-all-a-child-keeps", all_that_is_kept),
+    ("set-of-who-shuts-and-is-told-by-a-child", told_by_a_child),
     ("set-of-a-child-that-waits-for-room", waits_for_room),
     ("child-of-who-has-shut-and-left-bytes", left_bytes),
     ("told-by-the-call-after", |cx| error_behind_bytes(cx, false, 10)),
@@ -255,6 +260,93 @@ fn low_water_of_others(cx: &mut Cx) -> Res {
     cx.recv(10)?;
     [out, inp].into_iter().try_for_each(sys::close)?;
     Ok(())
+}
+
+/// Fewer bytes than `SO_RCVLOWAT` wake nobody, whether it was set before the connection came home or after it.
+fn low_water_after_a_return(cx: &mut Cx) -> Res {
+    for before in [true, false] {
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        let lowat = |n: i32| sys::setsockopt(cx.fd, SOL_SOCKET, SO_RCVLOWAT, n);
+        if before {
+            lowat(500)?;
+        }
+        let fd = cx.fd;
+        reap(child(|| {
+            same!(sys::poll1(fd, POLLIN, 0)?, if before { 0 } else { POLLIN }, "what the child polls");
+            Ok(())
+        })?)?;
+        lowat(500)?;
+        let ep = set(cx, EPOLLIN | EPOLLET)?;
+        same!(events(ep, 100)?, 0, "events of few bytes");
+        cx.tell(Op::Send, 490, 0, 0)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events of enough");
+        sys::setsockopt(cx.fd, SOL_SOCKET, SO_RCVLOWAT, 1i32)?;
+        cx.recv(500)?;
+        sys::close(ep)?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
+}
+
+fn low_water_by_a_child(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    let fd = cx.fd;
+    reap(child(|| Ok(sys::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, 2i32)?))?)?;
+    same!(sys::poll1(ep, POLLIN, 0)?, POLLIN, "poll of the set");
+    same!(events(ep, 1000)?, EPOLLIN, "events at another mark");
+    is_quiet(ep)?;
+    cx.recv(100)?;
+    Ok(sys::close(ep)?)
+}
+
+fn emptied_and_closed(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let fd = cx.fd;
+    let later = Later::fork(|| {
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Ok(()), "adding what the parent has taken out");
+        same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLIN as u32, 8)], "events of the child");
+        Ok(())
+    })?;
+    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+    sys::close(ep)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    later.run()?;
+    cx.recv(100)
+}
+
+/// A child that has the set and not the connection sees nothing in it where nothing has come.
+fn all_that_is_kept(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    same!(sys::poll1(ep, POLLIN, 0)?, 0, "poll of the set");
+    let fd = cx.fd;
+    reap(child(|| {
+        sys::close(fd)?;
+        is_quiet(ep)
+    })?)?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    cx.recv(10)?;
+    Ok(sys::close(ep)?)
+}
+
+/// What a child was told is no news to its parent.
+fn told_by_a_child(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    cx.tell(Op::Send, 12, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    let later = Later::fork(|| {
+        same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events of the child");
+        Ok(())
+    })?;
+    sys::shutdown(cx.fd, SHUT_RD)?;
+    later.run()?;
+    is_quiet(ep)?;
+    cx.recv(12)?;
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
 }
 
 /// A receive that has some bytes when the connection is reset leaves the error to the next one, even to one of no bytes.

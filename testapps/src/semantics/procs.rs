@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("fork-child-writes", fork_child_writes),
     ("fork-child-reads", fork_child_reads),
     ("fork-child-waits-for-more", fork_child_waits),
+    ("fork-parent-takes-less", fork_parent_takes_less),
     ("fork-without-room-for-fds", fork_without_room),
     ("fork-both", fork_both),
     ("fork-child-closes", fork_child_closes),
@@ -458,6 +459,25 @@ fn fork_child_waits(cx: &mut Cx) -> Res {
     cx.rx += 100;
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
     cx.recv(103)
+}
+
+/// A receive of less than `SO_RCVLOWAT` takes what is there, also when a child has brought the connection home.
+fn fork_parent_takes_less(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 500i32)?;
+    let fd = cx.fd;
+    reap(child(|| {
+        same!(sys::poll1(fd, libc::POLLIN, 0)?, 0, "POLLIN below SO_RCVLOWAT");
+        Ok(())
+    })?)?;
+    for n in [6, 60] {
+        let mut b = [0; 60];
+        same!(sys::recv(cx.fd, &mut b[..n], 0)?, n, "what a receive that may wait gets");
+        cx.take(&b[..n])?;
+    }
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1i32)?;
+    cx.recv(34)
 }
 
 /// A fork where the program has as many fds as it may.

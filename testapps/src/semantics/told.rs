@@ -37,9 +37,39 @@ pub const CHECKS: &[Check] = &[
     ("low-water-and-a-signal", low_water_signal),
     ("edge-low-water", low_water_edges),
     ("edge-short-receive", short_receive),
+    ("edge-of-bytes-that-were-read", read_before),
+    ("edge-of-an-end-for-who-asks-for-room", end_for_room),
     ("edge-old-after-splice", |cx| spliced(cx, true)),
     ("edge-new-after-splice", |cx| spliced(cx, false)),
 ];
+
+/// Bytes that have come and were read are an edge to who asks for them: what else is there is told once more.
+fn read_before(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events");
+    for _ in 0..3 {
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        cx.recv(10)?;
+        same!(events(ep, 1000)?, EPOLLOUT, "events when all is read");
+        same!(events(ep, 20)?, 0, "events");
+    }
+    Ok(sys::close(ep)?)
+}
+
+/// An end is told to all, and bytes to those that ask for them.
+fn end_for_room(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    same!(events(ep, 20)?, 0, "events of bytes");
+    cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events of the end");
+    same!(events(ep, 20)?, 0, "events");
+    cx.recv(10)?;
+    Ok(sys::close(ep)?)
+}
 
 /// What `splice` takes has been told of, and what comes after that is told of again: to who waits (if `old`: of nothing), or polls
 /// the set.
