@@ -155,6 +155,8 @@ def nats(port, a):
         for seq in range(a["count"]):
             await pub.publish(a["subject"], message(seq, size_of(rng, 16, 32768)))
             if seq % 100 == 99 or seq == a["count"] - 1:
+                # What the client has put off it may forget while it only waits.
+                await pub.flush()
                 while seen <= seq:
                     check_message((await s.next_msg(30)).data, seen)
                     seen += 1
