@@ -38,10 +38,10 @@ def default_preload():
     return os.path.join(target_dir(), "release", "libringsock.so")
 
 
-def free_port():
-    """A loopback port that nobody uses at this moment."""
+def free_port(host="127.0.0.1"):
+    """A port that nobody uses there at this moment."""
     with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
+        s.bind((host, 0))
         return s.getsockname()[1]
 
 
@@ -79,16 +79,8 @@ class Reports:
 
     def totals(self, pids):
         """Summed totals of these processes, and which of them have not reported."""
-        out = dict.fromkeys(COUNTS, 0)
-        silent = []
-        for pid in pids:
-            r = self.of(pid)
-            if r is None:
-                silent.append(pid)
-                continue
-            for k in COUNTS:
-                out[k] += r["totals"][k]
-        return out, silent
+        found = {pid: self.of(pid) for pid in pids}
+        return summed(r for r in found.values() if r), [pid for pid, r in found.items() if r is None]
 
     def logs(self):
         """What the library complained of, in all processes."""
@@ -97,6 +89,22 @@ class Reports:
             with open(path, encoding="utf-8", errors="replace") as f:
                 lines += f.read().splitlines()
         return lines
+
+
+def summed(reports):
+    """The totals of these reports in one."""
+    out = dict.fromkeys(COUNTS, 0)
+    for r in reports:
+        for k in COUNTS:
+            out[k] += r["totals"][k]
+    return out
+
+
+def stat(preload, pid):
+    """What the library says of the connections of a process that runs."""
+    tool = os.path.join(os.path.dirname(preload), "ringsock")
+    r = subprocess.run([tool, "stat", "--json", str(pid)], capture_output=True, text=True, timeout=60, env=clean_env())
+    return r.stdout.strip() or f"ringsock stat: status {r.returncode}: {r.stderr.strip()}"
 
 
 def ring_bytes(t):
@@ -129,9 +137,9 @@ def stop(proc, patience=20.0):
 
 
 @contextlib.contextmanager
-def workplace(prefix):
-    """A temporary folder that goes at the end; under the build's folder, not /tmp."""
-    base = target_dir()
+def workplace(prefix, base=None):
+    """A temporary folder that goes at the end; under the build's folder, not /tmp, unless `base` says where."""
+    base = base or target_dir()
     os.makedirs(base, exist_ok=True)
     path = tempfile.mkdtemp(prefix=prefix, dir=base)
     try:

@@ -3,6 +3,10 @@
 written is read back and compared, and the reports must show that the bytes
 went over rings (or, in the variants, that they did not).
 
+With `--links verbs`, in a machine of ci/rdma-vm, the same over RDMA, without
+the variants: with servers of its own, or with those that `--serve` starts in
+another machine.
+
 Prints one PASS or FAIL line for each check, then `N passed, N failed`."""
 
 import argparse
@@ -11,18 +15,27 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 
-from preload_lib import Reports, all_bytes, clean_env, default_preload, ring_bytes, share, stop, venv_python, workplace
-from redis_lib import Server, ask
+from preload_lib import Reports, all_bytes, default_preload, ring_bytes, share, stat, stop, summed, venv_python, workplace
+from redis_lib import LOOPBACK, Server
+from redis_remote import Remote, serve
 
 PACKAGE = "redis>=5,<6"
 # Each connection begins on TCP, which weighs more in a short run on a busy machine.
 WANTED_SHARE_FULL = 0.99
 WANTED_SHARE_FAST = 0.95
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+# A slow reader is waited for, not given up.
+OPTIONS = ("--client-output-buffer-limit", "pubsub 0 0 0", "--client-output-buffer-limit", "replica 0 0 0")
+# Of a server whose clients are to begin slowly, and for how many of them it does so a second longer.
+PAUSE_MS = 1000
+PAUSE_CLIENTS = 50
 
 
 class Failed(Exception):
@@ -43,14 +56,29 @@ class Setting:
         self.rings = rings
 
 
+class Pace:
+    """How long things may take, and for how many seconds clients begin slowly."""
+
+    def __init__(self, patience=1, start=0):
+        self.patience, self.start = patience, start
+
+
+# An emulated processor is so many times slower, to be sure; and until there is a queue pair, for a second or two there,
+# bytes go by TCP. So clients begin as those do that stay for hours: with a few small messages.
+VERBS_PACE = Pace(5, 5)
+
+
 class Client:
     """One process that plays a role."""
 
-    def __init__(self, check, role, port, args, lib):
-        self.role = role
+    def __init__(self, check, role, server, args, lib):
+        self.role, self.lib = role, lib
         self.preloaded = lib is not None
+        self.patience = check.pace.patience
+        if check.pace.start:
+            args["start"] = check.pace.start
         self.proc = subprocess.Popen(
-            [check.python, os.path.join(HERE, "redis_roles.py"), role, str(port), json.dumps(args)],
+            [check.python, os.path.join(HERE, "redis_roles.py"), role, server.host, str(server.port), json.dumps(args)],
             env=check.reports.env(lib, check.setting.client_set),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -70,9 +98,12 @@ class Client:
 
     def result(self, seconds):
         """What it found; raises if it did not end well."""
+        seconds *= self.patience
         try:
             out, err = self.proc.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            if self.lib:
+                print(f"   {self.role}: {stat(self.lib, self.proc.pid)}", flush=True)
             self.proc.kill()
             self.proc.communicate()
             raise Failed(f"{self.role}: still running after {seconds} s") from None
@@ -84,39 +115,37 @@ class Client:
 class Check:
     """One check: servers and clients under one setting, then what the reports say."""
 
-    def __init__(self, setting, python, folder, wanted):
+    def __init__(self, setting, python, folder, wanted, pace, remote=None):
         self.setting, self.python = setting, python
         self.reports = Reports(folder)
         self.servers, self.clients, self.others = [], [], []
-        self.wanted = wanted
+        self.wanted, self.pace, self.remote = wanted, pace, remote
 
-    def server(self, *options):
-        """Starts a server."""
-        return self.one_more(self.setting.server, self.setting.server_set, options)
+    def server(self):
+        """Starts a server, in the other machine if there is one."""
+        lib, settings = self.setting.server, self.setting.server_set
+        if self.remote:
+            return self.one_more(lib, self.remote.server(lib, settings, OPTIONS))
+        return self.one_more(lib, Server(self.reports, lib, settings, OPTIONS))
 
-    def replica(self, *options):
-        """Starts a server that is preloaded as clients are."""
-        return self.one_more(self.setting.client, self.setting.client_set, options)
+    def replica(self):
+        """Starts a server that is preloaded as clients are, where they are."""
+        lib = self.setting.client
+        return self.one_more(lib, Server(self.reports, lib, self.setting.client_set, OPTIONS))
 
-    def one_more(self, lib, settings, options):
-        """Starts a server with a library."""
-        # fmt: off
-        s = Server(
-            self.reports, lib, settings,
-            ("--client-output-buffer-limit", "pubsub 0 0 0", "--client-output-buffer-limit", "replica 0 0 0", *options),
-        )
-        # fmt: on
-        s.preloaded = lib is not None
-        self.servers.append(s)
-        return s
+    def one_more(self, lib, server):
+        """Notes a server that has been started with that library."""
+        server.preloaded = lib is not None
+        self.servers.append(server)
+        return server
 
     def client(self, role, server, **args):
         """Starts a client."""
-        return Client(self, role, server.port, args, self.setting.client)
+        return Client(self, role, server, args, self.setting.client)
 
     def onlooker(self, role, server, **args):
         """Starts a client that is not preloaded."""
-        return Client(self, role, server.port, args, None)
+        return Client(self, role, server, args, None)
 
     def stop(self):
         """Ends all processes; the statuses of the servers."""
@@ -127,24 +156,25 @@ class Check:
     def verdict(self):
         """Stops all and reads the reports; returns the text for the PASS line."""
         for s in self.servers:
-            if s.proc.poll() is not None:
-                raise Failed(f"the server ended by itself with {s.proc.returncode}: {s.tail()}")
+            if s.status() is not None:
+                raise Failed(f"the server ended by itself with {s.status()}: {s.tail()}")
         for status in self.stop():
             if status != 0:
                 raise Failed(f"a server ended with status {status} on SIGTERM")
-        server_pids = [s.pid for s in self.servers if s.preloaded]
+        servers = [s.report() for s in self.servers if s.preloaded]
         client_pids = [c.proc.pid for c in self.clients if c.preloaded]
         client_pids += [p.pid for p in self.others] if self.setting.client else []
-        if not server_pids + client_pids:
+        clients = [self.reports.of(pid) for pid in client_pids]
+        if not servers + clients:
             return "not preloaded"
         texts = []
         moved = []
-        for who, pids in (("server", server_pids), ("clients", client_pids)):
-            if not pids:
+        for who, reports in (("server", servers), ("clients", clients)):
+            if not reports:
                 continue
-            t, silent = self.reports.totals(pids)
-            if silent:
-                raise Failed(f"no report of {who} {silent}")
+            if None in reports:
+                raise Failed(f"{reports.count(None)} of {len(reports)} reports of {who} are missing")
+            t = summed(reports)
             if t["connections"] == 0 or all_bytes(t) == 0:
                 raise Failed(f"the report of {who} shows no traffic: {t}")
             text = f"{who} {share(t) * 100:.2f} % of {all_bytes(t) / 1e6:.1f} MB on rings"
@@ -163,7 +193,7 @@ class Check:
 # The checks. Each returns what it did, in a few words.
 
 
-def check_setget(c, a, count, procs, seconds, saves=0):
+def check_setget(c, a, count, procs, seconds, least=0, saves=0):
     """SET and GET of random values from several processes, BGSAVE in the middle."""
     s = c.server()
     # fmt: off
@@ -173,6 +203,7 @@ def check_setget(c, a, count, procs, seconds, saves=0):
     ]
     # fmt: on
     saved = 0
+    time.sleep(c.pace.start)
     for _ in range(saves):
         time.sleep(0.2)
         if any(w.proc.poll() is not None for w in workers):
@@ -183,7 +214,7 @@ def check_setget(c, a, count, procs, seconds, saves=0):
     if saves and not saved:
         bgsave(s)
     done = sum(g["set"] for g in got)
-    if done < count // procs * procs and seconds < 60:
+    if done < least // procs * procs:
         raise Failed(f"only {done} of {count} in {seconds} s")
     text = f"{done} SET, {sum(g['read'] for g in got)} values read back and equal, "
     text += f"{sum(g['bytes'] for g in got) / 1e6:.0f} MB of values"
@@ -194,7 +225,7 @@ def bgsave(s):
     """One BGSAVE, awaited; the file must be sound."""
     mark = ("rdb_last_save_time", "rdb_saves")
     before = [s.info("persistence").get(k) for k in mark]
-    if not ask(s.port, "BGSAVE").startswith("+Background saving started"):
+    if not s.ask("BGSAVE").startswith("+Background saving started"):
         raise Failed("BGSAVE did not start")
     until = time.monotonic() + 120
     while True:
@@ -206,10 +237,9 @@ def bgsave(s):
         time.sleep(0.05)
     if info["rdb_last_bgsave_status"] != "ok":
         raise Failed(f"BGSAVE: {info['rdb_last_bgsave_status']}: {s.tail()}")
-    rdb = os.path.join(s.dir, "dump.rdb")
-    r = subprocess.run(["redis-check-rdb", rdb], capture_output=True, text=True, timeout=120, env=clean_env())
-    if r.returncode != 0:
-        raise Failed(f"redis-check-rdb: {r.stdout[-200:]}")
+    fault = s.rdb_fault()
+    if fault:
+        raise Failed(f"redis-check-rdb: {fault}")
 
 
 def check_monitor(c, a, count):
@@ -226,7 +256,7 @@ def check_pubsub(c, a, count):
     for x in subs:
         x.wait_ready()
     until = time.monotonic() + 10
-    while ask(s.port, "PUBSUB", "NUMPAT") != ":1" and time.monotonic() < until:
+    while s.ask("PUBSUB", "NUMPAT") != ":1" and time.monotonic() < until:
         time.sleep(0.02)
     p = c.client("publisher", s, seed=a.seed, count=count, subscribers=3)
     p.result(120)
@@ -253,8 +283,9 @@ def check_idle(c, a, count):
 
 def check_replica(c, a, count, seconds):
     """A replica attached while writes go on, compared in full at the end."""
-    # Most is sent while a child of the primary saves its memory on the same processors.
-    c.wanted = 0.75
+    if not c.pace.start:
+        # Most is sent while a child of the primary saves its memory on the same processors.
+        c.wanted = 0.75
     one = c.server()
     # To its primary it is a client.
     two = c.replica()
@@ -263,12 +294,12 @@ def check_replica(c, a, count, seconds):
         c.client("setget", one, seed=a.seed + i, count=count // 2, keys=400, seconds=seconds) for i in range(2)
     ]
     # fmt: on
-    time.sleep(0.4)
-    if ask(two.port, "REPLICAOF", "127.0.0.1", one.port) != "+OK":
+    time.sleep(c.pace.start + 0.4)
+    if two.ask("REPLICAOF", one.host, one.port) != "+OK":
         raise Failed("REPLICAOF")
     for w in writers:
         w.result(seconds + 120)
-    until = time.monotonic() + 90
+    until = time.monotonic() + 90 * c.pace.patience
     while True:
         p, r = one.info("replication"), two.info("replication")
         if r.get("master_link_status") == "up" and r["slave_repl_offset"] == p["master_repl_offset"]:
@@ -280,7 +311,7 @@ def check_replica(c, a, count, seconds):
         raise Failed(f"{one.info('stats')['sync_full']} full synchronisations, expected 1: {one.tail()}")
     # Where nothing is to be on rings the replica, preloaded as clients are, must meet none of them.
     look = c.client if c.setting.rings else c.onlooker
-    n = look("compare", one, other=two.port).result(120)["keys"]
+    n = look("compare", one, other=[two.host, two.port]).result(120)["keys"]
     return f"{n} keys equal on both, digests equal"
 
 
@@ -289,42 +320,62 @@ def check_bench(c, a, runs):
     s = c.server()
     texts = []
     for clients, pipeline, n in runs:
-        # fmt: off
-        cmd = [
-            "redis-benchmark", "-h", "127.0.0.1", "-p", str(s.port), "-t", "set,get", "-c", str(clients),
-            "-P", str(pipeline), "-n", str(n), "-d", "512", "-r", "10000", "--csv",
-        ]
-        # fmt: on
-        p = subprocess.Popen(
-            cmd,
-            env=c.reports.env(c.setting.client, c.setting.client_set),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        c.others.append(p)
         name = f"-c {clients} -P {pipeline}"
-        try:
-            out, _ = p.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            p.kill()
-            p.communicate()
-            raise Failed(f"redis-benchmark {name}: hung") from None
-        rows = [x for x in out.splitlines() if x.startswith(('"SET"', '"GET"'))]
-        if p.returncode != 0 or len(rows) != 2 or "rror" in out:
-            raise Failed(f"redis-benchmark {name}: status {p.returncode}: {out[-300:]}")
-        text = f"{name}: " + "/".join(str(int(float(x.split(",")[1].strip('"')))) for x in rows)
+        ran = [benchmark(c, s, test, clients, pipeline, n) for test in ("set", "get")]
+        text = f"{name}: " + "/".join(str(rate) for _, rate in ran)
         if c.setting.rings:
-            t, silent = c.reports.totals([p.pid])
+            t, silent = c.reports.totals([pid for pid, _ in ran])
             if silent:
                 raise Failed(f"redis-benchmark {name}: no report")
+            text += f" {share(t) * 100:.2f} %"
             if share(t) < c.wanted:
+                texts.append(text)
                 n_up = f"{t['upgraded']} of {t['connections']} upgraded"
-                raise Low(f"redis-benchmark {name}: {share(t) * 100:.2f} % on rings, {n_up}")
-            text += f" {share(t) * 100:.1f} %"
+                raise Low(f"redis-benchmark {name}: {share(t) * 100:.2f} % on rings, {n_up}; {', '.join(texts)}")
         texts.append(text)
     return "ops/s SET/GET " + ", ".join(texts)
+
+
+def benchmark(c, s, test, clients, pipeline, n):
+    """Runs redis-benchmark once: its process id, and how many requests it had answered in a second."""
+    # fmt: off
+    cmd = [
+        "redis-benchmark", "-h", s.host, "-p", str(s.port), "-t", test, "-c", str(clients),
+        "-P", str(pipeline), "-n", str(n), "-d", "512", "-r", "10000", "--csv",
+    ]
+    # fmt: on
+    p = subprocess.Popen(
+        cmd,
+        env=c.reports.env(c.setting.client, c.setting.client_set),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    c.others.append(p)
+    name = f"{test} -c {clients} -P {pipeline}"
+    if c.pace.start:
+        hold_back(s, c.pace.start + clients / PAUSE_CLIENTS)
+    try:
+        out, _ = p.communicate(timeout=240 * c.pace.patience)
+    except subprocess.TimeoutExpired:
+        if c.setting.rings:
+            print(f"   redis-benchmark: {stat(c.setting.client, p.pid)}\n   server: {s.stat()}", flush=True)
+        p.kill()
+        p.communicate()
+        raise Failed(f"redis-benchmark {name}: hung") from None
+    rows = [x for x in out.splitlines() if x.startswith(f'"{test.upper()}"')]
+    if p.returncode != 0 or len(rows) != 1 or "rror" in out:
+        raise Failed(f"redis-benchmark {name}: status {p.returncode}: {out[-300:]}")
+    return p.pid, int(float(rows[0].split(",")[1].strip('"')))
+
+
+def hold_back(s, seconds):
+    """Lets redis-benchmark, too, begin slowly: what a server is asked it answers once in a while."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        # Even the next of these waits until the pause before it is over.
+        s.ask("CLIENT", "PAUSE", PAUSE_MS, "ALL", timeout=60)
 
 
 # Each connection begins on TCP, and every test of redis-benchmark has new ones: to have 99 % of
@@ -338,7 +389,37 @@ BENCH_FULL = (
     (50, 16, 3_000_000),
     (500, 16, 20_000_000),
 )
+# As much as the link's beginning is not more than a hundredth of.
+BENCH_VERBS = (
+    (1, 1, 20_000),
+    (50, 1, 100_000),
+    (500, 1, 400_000),
+    (1, 16, 100_000),
+    (50, 16, 800_000),
+    (500, 16, 5_000_000),
+)
 BENCH_VARIANT = ((1, 1, 2_000), (50, 1, 20_000), (500, 16, 100_000))
+
+
+def some(count, procs, seconds=59, saves=0):
+    """The arguments of a `check_setget` that must come to its end."""
+    return dict(count=count, procs=procs, seconds=seconds, least=count, saves=saves)
+
+
+def plan_verbs(a):
+    """As `plan`, for machines with an emulated processor and a software device."""
+    settings = {"RINGSOCK_LINKS": a.links}
+    both = Setting("", a.preload, a.preload, settings, settings, rings=True)
+    return [
+        ("setget", both, check_setget, some(a.count, a.procs, a.max_seconds)),
+        ("setget-bgsave", both, check_setget, some(8_000, 3, a.max_seconds, saves=3)),
+        ("monitor", both, check_monitor, dict(count=8_000)),
+        ("pubsub", both, check_pubsub, dict(count=4_000)),
+        ("blocking-pops", both, check_pops, dict(count=3_000)),
+        ("idle", both, check_idle, dict(count=3_000)),
+        ("replica", both, check_replica, dict(count=10_000, seconds=200)),
+        ("benchmark", both, check_bench, dict(runs=BENCH_VERBS)),
+    ]
 
 
 def plan(a):
@@ -346,10 +427,10 @@ def plan(a):
     lib = a.preload
     both = Setting("", lib, lib, rings=lib is not None)
     fast = not a.full
-    big = dict(count=a.count, procs=a.procs, seconds=a.max_seconds)
+    big = dict(count=a.count, procs=a.procs, seconds=a.max_seconds, least=a.count if a.max_seconds < 60 else 0)
     checks = [
         ("setget", both, check_setget, big),
-        ("setget-bgsave", both, check_setget, dict(count=8_000 if fast else 40_000, procs=3, seconds=59, saves=3)),
+        ("setget-bgsave", both, check_setget, some(8_000 if fast else 40_000, 3, saves=3)),
         ("monitor", both, check_monitor, dict(count=20_000 if fast else 60_000)),
         ("pubsub", both, check_pubsub, dict(count=8_000 if fast else 40_000)),
         ("blocking-pops", both, check_pops, dict(count=6_000 if fast else 20_000)),
@@ -371,7 +452,7 @@ def plan(a):
     )
     for v in variants:
         checks += [
-            (f"{v.name}/setget", v, check_setget, dict(count=400 if fast else 4_000, procs=2, seconds=59, saves=1)),
+            (f"{v.name}/setget", v, check_setget, some(400 if fast else 4_000, 2, saves=1)),
             (f"{v.name}/pubsub", v, check_pubsub, dict(count=1_000)),
             (f"{v.name}/blocking-pops", v, check_pops, dict(count=500)),
             (f"{v.name}/benchmark", v, check_bench, dict(runs=BENCH_VARIANT)),
@@ -384,12 +465,14 @@ def plan(a):
     return checks
 
 
-def run_one(name, setting, function, more, a, python, folder):
+def run_one(name, setting, function, more, a, python, folder, remote):
     """One check; whether it passed. Where it takes a second or two, as in the fast tier, a pause of the machine while
     connections move is a good part of it: that alone gets another try."""
     place = os.path.join(folder, name.replace("/", "-"))
-    for last, at in [(True, place)] if a.full else [(False, place), (True, place + "-again")]:
-        c = Check(setting, python, at, WANTED_SHARE_FULL if a.full else WANTED_SHARE_FAST)
+    full = a.full or a.links
+    for last, at in [(True, place)] if full else [(False, place), (True, place + "-again")]:
+        wanted = WANTED_SHARE_FULL if full else WANTED_SHARE_FAST
+        c = Check(setting, python, at, wanted, VERBS_PACE if a.links else Pace(), remote)
         try:
             return attempt(name, function, more, a, c)
         except Low as e:
@@ -418,14 +501,23 @@ def attempt(name, function, more, a, c):
     return False
 
 
+def address(text):
+    """HOST:PORT."""
+    host, port = text.rsplit(":", 1)
+    return host, int(port)
+
+
 def main():
     """Runs the checks."""
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--preload", default=default_preload(), help="path of the library, or `none`")
-    ap.add_argument("--count", type=int, help="SET/GET of random values (8,000; with --full 1,000,000)")
+    ap.add_argument("--count", type=int, help="SET/GET of random values (8,000; --full 1,000,000; --links 45,000)")
     ap.add_argument("--procs", type=int, default=4, help="client processes for them")
-    ap.add_argument("--max-seconds", type=float, help="bound of that check (59; with --full 600)")
+    ap.add_argument("--max-seconds", type=float, help="bound of that check (59; --full 600; --links 1,200)")
     ap.add_argument("--full", action="store_true", help="larger counts")
+    ap.add_argument("--links", choices=["verbs"], help="over RDMA, in a machine that has it")
+    ap.add_argument("--remote", type=address, metavar="HOST:PORT", help="with servers that --serve starts there")
+    ap.add_argument("--serve", type=address, metavar="HOST:PORT", help="start servers for another machine, for ever")
     ap.add_argument("--only", default="", help="only checks whose name contains this")
     ap.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     ap.add_argument("--setup-only", action="store_true", help="make the virtual environment and end")
@@ -433,8 +525,11 @@ def main():
     python = venv_python(["redis"], [PACKAGE])
     if a.setup_only:
         return 0
-    a.count = a.count or (1_000_000 if a.full else 8_000)
-    a.max_seconds = a.max_seconds or (600 if a.full else 59)
+    if a.serve:
+        with workplace("redis-serve-", tempfile.gettempdir()) as folder:
+            serve(*a.serve, folder)
+    a.count = a.count or (45_000 if a.links else 1_000_000 if a.full else 8_000)
+    a.max_seconds = a.max_seconds or (1200 if a.links else 600 if a.full else 59)
     if a.preload == "none":
         a.preload = None
     else:
@@ -445,14 +540,16 @@ def main():
             return 1
     print(f"seed {a.seed}", flush=True)
     passed = failed = 0
-    watchdog = threading.Timer(2400, lambda: os._exit(124))
+    watchdog = threading.Timer(2400 * (VERBS_PACE.patience if a.links else 1), lambda: os._exit(124))
     watchdog.daemon = True
     watchdog.start()
-    with workplace("redis-check-") as folder:
-        for name, setting, function, more in plan(a):
+    remote = Remote(*a.remote) if a.remote else None
+    # A machine's own files are in its memory; the build's folder may be the host's.
+    with workplace("redis-check-", tempfile.gettempdir() if a.links else None) as folder:
+        for name, setting, function, more in plan_verbs(a) if a.links else plan(a):
             if a.only not in name:
                 continue
-            if run_one(name, setting, function, more, a, python, folder):
+            if run_one(name, setting, function, more, a, python, folder, remote):
                 passed += 1
             else:
                 failed += 1

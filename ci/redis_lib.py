@@ -1,5 +1,5 @@
-"""What the Redis demonstration and the Redis check share: redis-server on free
-loopback ports. Standard library only."""
+"""What the Redis demonstration and the Redis checks share: redis-server on free
+ports. Standard library only."""
 
 import contextlib
 import os
@@ -8,14 +8,16 @@ import subprocess
 import tempfile
 import time
 
-from preload_lib import free_port, stop
+from preload_lib import clean_env, free_port, stat, stop
+
+LOOPBACK = "127.0.0.1"
 
 
-def ask(port, *words, timeout=10.0):
+def ask(port, *words, host=LOOPBACK, timeout=10.0):
     """One command to a server over a plain connection of this (not preloaded) process.
 
     Returns the raw reply, which must be of one line or one bulk string."""
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
+    with socket.create_connection((host, port), timeout=timeout) as s:
         parts = [w if isinstance(w, bytes) else str(w).encode() for w in words]
         s.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
         data = b""
@@ -40,21 +42,38 @@ def complete(data):
     return n < 0 or len(data) >= end + 2 + n + 2
 
 
-class Server:
-    """A redis-server of our own on a free loopback port."""
+class Asked:
+    """A redis-server at an address."""
 
-    def __init__(self, reports, preload=None, settings=None, options=(), name="redis"):
+    def __init__(self, host, port):
+        self.host, self.port = host, port
+
+    def ask(self, *words, timeout=10.0):
+        """One command, as `ask`."""
+        return ask(self.port, *words, host=self.host, timeout=timeout)
+
+    def info(self, section):
+        """INFO of a section as a dict."""
+        text = self.ask("INFO", section)
+        return dict(x.split(":", 1) for x in text.splitlines() if ":" in x)
+
+
+class Server(Asked):
+    """A redis-server of our own on a free port."""
+
+    def __init__(self, reports, preload=None, settings=None, options=(), name="redis", host=LOOPBACK):
+        super().__init__(host, None)
         self.dir = tempfile.mkdtemp(prefix=name + "-", dir=reports.folder)
-        self.reports = reports
+        self.reports, self.preload = reports, preload
         self.log = os.path.join(self.dir, "redis.log")
         last = None
         for _ in range(5):  # another program may take the port in between
-            self.port = free_port()
+            self.port = free_port(host)
             # fmt: off
             cmd = [
-                "redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                "redis-server", "--port", str(self.port), "--bind", host, "--save", "",
                 "--appendonly", "no", "--daemonize", "no", "--dir", self.dir, "--logfile", self.log,
-                "--enable-debug-command", "local", *options,
+                "--enable-debug-command", "yes", "--protected-mode", "no", *options,
             ]
             # fmt: on
             self.proc = subprocess.Popen(
@@ -79,16 +98,37 @@ class Server:
             if self.proc.poll() is not None:
                 raise RuntimeError(f"ended with {self.proc.returncode}")
             with contextlib.suppress(OSError):
-                if ask(self.port, "PING", timeout=2) == "+PONG":
+                if self.ask("PING", timeout=2) == "+PONG":
                     return
             if time.monotonic() > until:
                 raise RuntimeError("no answer for 15 s")
             time.sleep(0.02)
 
-    def info(self, section):
-        """INFO of a section as a dict."""
-        text = ask(self.port, "INFO", section)
-        return dict(x.split(":", 1) for x in text.splitlines() if ":" in x)
+    def address(self):
+        """Where it listens."""
+        return self.host, self.port
+
+    def status(self):
+        """Its exit status, or None while it runs."""
+        return self.proc.poll()
+
+    def rdb_fault(self):
+        """What redis-check-rdb says against the file of the last BGSAVE, if anything."""
+        # fmt: off
+        r = subprocess.run(
+            ["redis-check-rdb", os.path.join(self.dir, "dump.rdb")],
+            capture_output=True, text=True, timeout=120, env=clean_env(),
+        )
+        # fmt: on
+        return r.stdout[-200:] or f"status {r.returncode}" if r.returncode != 0 else None
+
+    def report(self):
+        """What the library reported at its end, or None."""
+        return self.reports.of(self.pid)
+
+    def stat(self):
+        """What the library says of its connections now."""
+        return stat(self.preload, self.pid)
 
     def tail(self):
         """The end of the server's own log."""
@@ -104,5 +144,4 @@ class Server:
 
     def stop(self):
         """Ends it in the ordinary way, so that it reports; its status (0 is good)."""
-        status = stop(self.proc)
-        return status
+        return stop(self.proc)

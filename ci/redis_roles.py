@@ -1,7 +1,7 @@
 """The parts that clients play in the Redis check. Each runs in a process of
 its own (preloaded or not), with the PyPI package `redis`:
 
-    redis_roles.py ROLE PORT JSON
+    redis_roles.py ROLE HOST PORT JSON
 
 prints one JSON object at the end and exits in the ordinary way, so that its
 report is written. A difference to what was written is an exception."""
@@ -16,6 +16,8 @@ import time
 import redis
 
 POOL_BYTES = 4 << 20
+# The largest value of a slow start.
+SMALL = 256
 
 
 class Values:
@@ -36,9 +38,26 @@ class Values:
         return self.pool[at[0] : at[0] + at[1]]
 
 
-def connect(port, **more):
-    """A client with one connection of its own."""
-    return redis.Redis(host="127.0.0.1", port=port, socket_timeout=60, single_connection_client=True, **more)
+class Start:
+    """The first seconds, if they are to be slow: with small messages, one after the other."""
+
+    PAUSE_S = 0.02
+
+    def __init__(self, a):
+        self.until = time.monotonic() + a.get("start", 0)
+
+    def lasts(self):
+        """Whether they still last; pauses if so."""
+        if time.monotonic() >= self.until:
+            return False
+        time.sleep(self.PAUSE_S)
+        return True
+
+
+def connect(server, **more):
+    """A client with one connection of its own to a host and a port."""
+    host, port = server
+    return redis.Redis(host=host, port=port, socket_timeout=60, single_connection_client=True, **more)
 
 
 def differ(what, want, got):
@@ -50,11 +69,12 @@ def differ(what, want, got):
     raise AssertionError(f"{what}: {len(want)} bytes written, read back {where}")
 
 
-def setget(port, a):
+def setget(server, a):
     """SET and GET of random keys and values; every value is read back and compared."""
-    r = connect(port)
+    r = connect(server)
     v = Values(a["seed"])
     known = {}
+    start = Start(a)
     until = time.monotonic() + a["seconds"]
     done = read = moved = 0
 
@@ -67,17 +87,18 @@ def setget(port, a):
         moved += 2 * len(want)
 
     while done < a["count"] and time.monotonic() < until:
+        high = SMALL if start.lasts() else 1 << 20
         batch = 1 if v.rng.random() < 0.8 else v.rng.randrange(2, 17)
         batch = min(batch, a["count"] - done)
         keys = [f"k:{a['seed']}:{v.rng.randrange(a['keys'])}" for _ in range(batch)]
         if batch == 1:
-            known[keys[0]] = v.draw()
+            known[keys[0]] = v.draw(high=high)
             r.set(keys[0], v.bytes(known[keys[0]]))
             check(keys[0], r.get(keys[0]))
         else:
             pipe = r.pipeline(transaction=v.rng.random() < 0.5)
             for k in keys:
-                known[k] = v.draw()
+                known[k] = v.draw(high=high)
                 pipe.set(k, v.bytes(known[k]))
             pipe.execute()
             for k in set(keys):
@@ -94,15 +115,17 @@ def setget(port, a):
     return {"set": done, "read": read, "bytes": moved}
 
 
-def monitor(port, a):
+def monitor(server, a):
     """MONITOR must show every command of a second connection, in order."""
-    watcher, r = connect(port), connect(port)
+    watcher, r = connect(server), connect(server)
     n = a["count"]
     with watcher.monitor() as m:
         ended = []
 
         def write():
+            start = Start(a)
             for i in range(n):
+                start.lasts()
                 r.set(f"m:{i}", f"value-{i}")
             ended.append(True)
 
@@ -124,9 +147,9 @@ def monitor(port, a):
     return {"seen": seen}
 
 
-def subscriber(port, a):
+def subscriber(server, a):
     """Receives numbered messages, by channel or by pattern, and compares."""
-    r = connect(port)
+    r = connect(server)
     v = Values(a["seed"])
     p = r.pubsub(ignore_subscribe_messages=True)
     if a["pattern"]:
@@ -150,11 +173,13 @@ def subscriber(port, a):
     return {"messages": n}
 
 
-def publisher(port, a):
+def publisher(server, a):
     """Publishes what the subscribers expect."""
-    r = connect(port)
+    r = connect(server)
     v = Values(a["seed"])
+    start = Start(a)
     for n in range(a["count"]):
+        start.lasts()
         got = r.publish("news:x", b"%d:" % n + v.bytes(v.draw(high=8192)))
         if got != a["subscribers"]:
             raise AssertionError(f"message {n} went to {got} of {a['subscribers']}")
@@ -162,9 +187,9 @@ def publisher(port, a):
     return {"published": a["count"]}
 
 
-def popper(port, a):
+def popper(server, a):
     """Blocking pops: all items in order, and a time-out that is one."""
-    r = connect(port)
+    r = connect(server)
     began = time.monotonic()
     if r.blpop(["nothing:here"], timeout=1) is not None:
         raise AssertionError("BLPOP gave an item of an empty list")
@@ -181,11 +206,13 @@ def popper(port, a):
     return {"popped": a["count"]}
 
 
-def pusher(port, a):
+def pusher(server, a):
     """Feeds the popper, sometimes faster than it pops, sometimes slower."""
-    r = connect(port)
+    r = connect(server)
     rng = random.Random(a["seed"])
+    start = Start(a)
     for n in range(a["count"]):
+        start.lasts()
         r.rpush("jobs:a" if n % 2 == 0 else "jobs:b", b"job-%d" % n)
         got = r.blpop(["done"], timeout=30)
         if got is None or int(got[1]) != n:
@@ -196,13 +223,14 @@ def pusher(port, a):
     return {"pushed": a["count"]}
 
 
-def idler(port, a):
+def idler(server, a):
     """Commands with long pauses between them: sleepers must be woken."""
-    r = connect(port)
+    r = connect(server)
     v = Values(a["seed"])
     key = f"idle:{a['seed']}"
+    start = Start(a)
     for n in range(a["count"]):
-        value = v.bytes(v.draw(high=65536))
+        value = v.bytes(v.draw(high=SMALL if start.lasts() else 65536))
         r.set(key, value)
         got = r.get(key)
         if got != value:
@@ -213,9 +241,13 @@ def idler(port, a):
     return {"rounds": a["count"]}
 
 
-def compare(port, a):
+def compare(server, a):
     """All keys of two servers, value by value."""
-    one, two = connect(port), connect(a["other"])
+    one, two = connect(server), connect(a["other"])
+    start = Start(a)
+    while start.lasts():
+        one.ping()
+        two.ping()
     n = 0
     for key in one.scan_iter(count=500):
         want, got = one.get(key), two.get(key)
@@ -237,8 +269,8 @@ ROLES = {f.__name__: f for f in (setget, monitor, subscriber, publisher, popper,
 
 def main():
     """Plays one part."""
-    role, port, a = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-    print(json.dumps(ROLES[role](port, a)), flush=True)
+    role, host, port, a = sys.argv[1:]
+    print(json.dumps(ROLES[role]((host, int(port)), json.loads(a))), flush=True)
 
 
 if __name__ == "__main__":
