@@ -84,11 +84,18 @@ class Reports:
 
     def logs(self):
         """What the library complained of, in all processes."""
-        lines = []
-        for path in sorted(glob.glob(os.path.join(self.folder, "*.log"))):
-            with open(path, encoding="utf-8", errors="replace") as f:
-                lines += f.read().splitlines()
-        return lines
+        return [line for path in sorted(glob.glob(os.path.join(self.folder, "*.log"))) for line in lines_of(path)]
+
+    def log(self, pid):
+        """What it complained of in one process."""
+        path = os.path.join(self.folder, f"{pid}.log")
+        return lines_of(path) if os.path.exists(path) else []
+
+
+def lines_of(path):
+    """The lines of a log."""
+    with open(path, encoding="utf-8", errors="replace") as f:
+        return f.read().splitlines()
 
 
 def summed(reports):

@@ -20,8 +20,12 @@ import threading
 import time
 import traceback
 
-from preload_lib import Reports, all_bytes, default_preload, ring_bytes, share, stat, stop, summed, venv_python, workplace
-from redis_lib import LOOPBACK, Server
+# fmt: off
+from preload_lib import (
+    Reports, all_bytes, default_preload, ring_bytes, share, stat, stop, summed, venv_python, workplace,
+)
+# fmt: on
+from redis_lib import Server
 from redis_remote import Remote, serve
 
 PACKAGE = "redis>=5,<6"
@@ -29,12 +33,11 @@ PACKAGE = "redis>=5,<6"
 WANTED_SHARE_FULL = 0.99
 WANTED_SHARE_FAST = 0.95
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-
 # A slow reader is waited for, not given up.
 OPTIONS = ("--client-output-buffer-limit", "pubsub 0 0 0", "--client-output-buffer-limit", "replica 0 0 0")
-# Of a server whose clients are to begin slowly, and for how many of them it does so a second longer.
-PAUSE_MS = 1000
+# Where redis-benchmark is to begin slowly: how often it gets no answer for a while, and for how many clients all of these
+# take a second longer.
+PAUSES = 15
 PAUSE_CLIENTS = 50
 
 
@@ -72,7 +75,7 @@ class Client:
     """One process that plays a role."""
 
     def __init__(self, check, role, server, args, lib):
-        self.role, self.lib = role, lib
+        self.role = role
         self.preloaded = lib is not None
         self.patience = check.pace.patience
         if check.pace.start:
@@ -102,10 +105,6 @@ class Client:
         try:
             out, err = self.proc.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            if self.lib:
-                print(f"   {self.role}: {stat(self.lib, self.proc.pid)}", flush=True)
-            self.proc.kill()
-            self.proc.communicate()
             raise Failed(f"{self.role}: still running after {seconds} s") from None
         if self.proc.returncode != 0:
             raise Failed(f"{self.role}: status {self.proc.returncode}: {' '.join(err.strip().splitlines()[-2:])}")
@@ -153,6 +152,19 @@ class Check:
             stop(c.proc, 5)
         return [s.stop() for s in self.servers]
 
+    def evidence(self):
+        """What the library says of those that still run, and what it has complained of."""
+        lib = self.setting.client
+        running = [(c.role, c.proc) for c in self.clients if c.preloaded]
+        running += [("redis-benchmark", p) for p in self.others if lib]
+        lines = [f"{name}: {stat(lib, p.pid)}" for name, p in running if p.poll() is None]
+        lines += self.reports.logs()[:5]
+        for s in self.servers:
+            if s.preloaded:
+                lines += [f"server: {s.stat()}"] if s.status() is None else []
+                lines += [f"log of a server: {x}" for x in [s.tail(), *s.complaints()[:5]]]
+        return lines
+
     def verdict(self):
         """Stops all and reads the reports; returns the text for the PASS line."""
         for s in self.servers:
@@ -180,8 +192,10 @@ class Check:
             text = f"{who} {share(t) * 100:.2f} % of {all_bytes(t) / 1e6:.1f} MB on rings"
             if not self.setting.rings and (ring_bytes(t) or t["upgraded"]):
                 raise Failed(f"{text}, expected none: {t}")
-            if self.setting.rings and share(t) < self.wanted:
-                raise Low(f"{text}, {t['upgraded']} of {t['connections']} upgraded: {self.reports.logs()[:3]}")
+            if self.setting.rings:
+                text += f" ({t['upgraded']} of {t['connections']} connections, {t['returns']} returns)"
+                if share(t) < self.wanted:
+                    raise Low(text)
             texts.append(text)
             moved.append(all_bytes(t))
         # What the clients counted the server must have counted; it also had a few questions of ours.
@@ -203,7 +217,8 @@ def check_setget(c, a, count, procs, seconds, least=0, saves=0):
     ]
     # fmt: on
     saved = 0
-    time.sleep(c.pace.start)
+    if saves:
+        time.sleep(c.pace.start)
     for _ in range(saves):
         time.sleep(0.2)
         if any(w.proc.poll() is not None for w in workers):
@@ -359,10 +374,6 @@ def benchmark(c, s, test, clients, pipeline, n):
     try:
         out, _ = p.communicate(timeout=240 * c.pace.patience)
     except subprocess.TimeoutExpired:
-        if c.setting.rings:
-            print(f"   redis-benchmark: {stat(c.setting.client, p.pid)}\n   server: {s.stat()}", flush=True)
-        p.kill()
-        p.communicate()
         raise Failed(f"redis-benchmark {name}: hung") from None
     rows = [x for x in out.splitlines() if x.startswith(f'"{test.upper()}"')]
     if p.returncode != 0 or len(rows) != 1 or "rror" in out:
@@ -372,10 +383,9 @@ def benchmark(c, s, test, clients, pipeline, n):
 
 def hold_back(s, seconds):
     """Lets redis-benchmark, too, begin slowly: what a server is asked it answers once in a while."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    for _ in range(PAUSES):
         # Even the next of these waits until the pause before it is over.
-        s.ask("CLIENT", "PAUSE", PAUSE_MS, "ALL", timeout=60)
+        s.ask("CLIENT", "PAUSE", int(1000 * seconds / PAUSES), "ALL", timeout=60)
 
 
 # Each connection begins on TCP, and every test of redis-benchmark has new ones: to have 99 % of
@@ -477,6 +487,7 @@ def run_one(name, setting, function, more, a, python, folder, remote):
             return attempt(name, function, more, a, c)
         except Low as e:
             print(f"{'FAIL' if last else 'AGAIN'} {name}: {e}", flush=True)
+            explain(c)
         finally:
             c.stop()
             for p in c.others:
@@ -498,7 +509,16 @@ def attempt(name, function, more, a, c):
         print(f"FAIL {name}: {e}", flush=True)
     except Exception:  # a check that breaks has failed, and the others go on
         print(f"FAIL {name}: {traceback.format_exc(limit=3)}", flush=True)
+    explain(c)
     return False
+
+
+def explain(c):
+    """Prints what there is to see of a check that failed."""
+    try:
+        print("".join(f"   {line}\n" for line in c.evidence()), end="", flush=True)
+    except Exception:  # of what does not answer either
+        print(f"   no more to see: {traceback.format_exc(limit=1)}", flush=True)
 
 
 def address(text):

@@ -130,6 +130,10 @@ class Server(Asked):
         """What the library says of its connections now."""
         return stat(self.preload, self.pid)
 
+    def complaints(self):
+        """What the library complained of in it."""
+        return self.reports.log(self.pid)
+
     def tail(self):
         """The end of the server's own log."""
         with contextlib.suppress(OSError):

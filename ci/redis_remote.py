@@ -33,7 +33,8 @@ class RemoteServer(Asked):
     def __init__(self, there):
         super().__init__(*there.address())
         self.status, self.stop, self.tail = there.status, there.stop, there.tail
-        self.report, self.rdb_fault, self.stat = there.report, there.rdb_fault, there.stat
+        self.report, self.complaints, self.stat = there.report, there.complaints, there.stat
+        self.rdb_fault = there.rdb_fault
 
 
 class Remote:
