@@ -153,17 +153,20 @@ class Check:
         return [s.stop() for s in self.servers]
 
     def evidence(self):
-        """What the library says of those that still run, and what it has complained of."""
+        """What the library says of those that still run, and what servers wrote last."""
         lib = self.setting.client
         running = [(c.role, c.proc) for c in self.clients if c.preloaded]
         running += [("redis-benchmark", p) for p in self.others if lib]
         lines = [f"{name}: {stat(lib, p.pid)}" for name, p in running if p.poll() is None]
-        lines += self.reports.logs()[:5]
         for s in self.servers:
-            if s.preloaded:
-                lines += [f"server: {s.stat()}"] if s.status() is None else []
-                lines += [f"log of a server: {x}" for x in [s.tail(), *s.complaints()[:5]]]
+            lines += [f"server: {s.stat()}"] if s.preloaded and s.status() is None else []
+            lines.append(f"end of a server's log: {s.tail()}")
         return lines
+
+    def complaints(self):
+        """What the library complained of, here and in servers of another machine."""
+        there = [line for s in self.servers for line in s.complaints()]
+        return list(dict.fromkeys(self.reports.logs() + there))[:10]
 
     def verdict(self):
         """Stops all and reads the reports; returns the text for the PASS line."""
@@ -502,6 +505,7 @@ def attempt(name, function, more, a, c):
         text = function(c, a, **more)
         text += "; " + c.verdict()
         print(f"PASS {name}: {text} ({time.monotonic() - began:.1f} s)", flush=True)
+        tell(c.complaints())
         return True
     except Low:
         raise
@@ -513,10 +517,15 @@ def attempt(name, function, more, a, c):
     return False
 
 
+def tell(lines):
+    """Prints lines below that of a check."""
+    print("".join(f"   {line}\n" for line in lines), end="", flush=True)
+
+
 def explain(c):
     """Prints what there is to see of a check that failed."""
     try:
-        print("".join(f"   {line}\n" for line in c.evidence()), end="", flush=True)
+        tell(c.complaints() + c.evidence())
     except Exception:  # of what does not answer either
         print(f"   no more to see: {traceback.format_exc(limit=1)}", flush=True)
 
