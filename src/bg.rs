@@ -35,7 +35,6 @@ mod verbs;
 pub use life::{bear, end, entries, is_there};
 use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
-pub use upgrade::known;
 
 static INBOX: AtomicPtr<Conn> = AtomicPtr::new(core::ptr::null_mut());
 /// The thread's epoll set, or -1.
@@ -509,10 +508,6 @@ impl Bg {
             // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();
             if visit::is_home(&mut b) && visit::may_be_polled(&b) {
-                // Told after that it would be an edge more.
-                if visit::has_rest(&b) {
-                    upgrade::shut_kernels(conn);
-                }
                 epoll::unmanage(&mut b);
             }
         }
@@ -537,7 +532,7 @@ impl Bg {
     fn visitors(&mut self) {
         let mut wanted = Vec::new();
         arena::each(|c| {
-            if c.wanted.load(Relaxed) && c.wanted.swap(false, SeqCst) && c.phase() == Phase::Managed {
+            if c.wanted.load(Relaxed) && c.wanted.swap(false, SeqCst) && c.phase() == Phase::Managed && !c.is_let_go() {
                 wanted.push(c);
             }
         });

@@ -76,10 +76,6 @@ pub const END_ORPHAN: u32 = 256;
 
 /// The error that stands at the end of what is to be read has been told before it.
 pub const END_TOLD: u32 = 512;
-/// The kernel has been told that the receiving direction is shut, ...
-pub const END_RDSHUT_KNOWN: u32 = 1024;
-/// ... and the sending direction: to be told once more would be an edge.
-pub const END_WRSHUT_KNOWN: u32 = 2048;
 
 /// Requests to the background thread.
 pub mod ask {

@@ -390,6 +390,9 @@ fn closed(s: &'static Set) {
         let inner = unsafe { &mut *s.inner.get() };
         let c = s.begin_change();
         for (key, item) in inner.items.change(&c).drain() {
+            if s.forked.load(Relaxed) && !item.managed {
+                item.conn.local().left_in_a_set.store(true, Relaxed);
+            }
             gone.push((key.fd, item.conn));
         }
         inner.ready.clear();

@@ -456,8 +456,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         // To whoever holds it, though the kernel's socket may live on.
         Phase::Away if c.has_ended(END_FAILED) => return Outcome::Fail(libc::ENOTCONN),
         Phase::Away if visit::is_home(&mut b) => {
-            let ends = if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 };
-            c.end.fetch_or(ends | bg::known(rd, wr), SeqCst);
+            c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
             return Outcome::Bypass;
         }
         Phase::Managed => {}

@@ -126,15 +126,27 @@ pub fn sockopt_int(fd: c_int, level: c_int, name: c_int) -> SysResult<c_int> {
     Ok(v)
 }
 
-/// Whether the kernel has no connection any more: it was reset, or both directions have ended.
-pub fn is_tcp_closed(fd: c_int) -> bool {
-    /// `TCP_CLOSE`, linux/tcp_states.h.
-    const CLOSE: u8 = 7;
+/// The state of a TCP socket (linux/tcp_states.h), if it is one.
+fn tcp_state(fd: c_int) -> Option<u8> {
     let mut state = 0u8;
     let mut l: libc::socklen_t = 1;
     // SAFETY: one writable byte; the first of a `tcp_info` is the state.
-    unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state, &mut l) }.is_ok()
-        && state == CLOSE
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state, &mut l) }.ok()?;
+    Some(state)
+}
+
+/// Whether the kernel has no connection any more: it was reset, or both directions have ended.
+pub fn is_tcp_closed(fd: c_int) -> bool {
+    /// `TCP_CLOSE`.
+    const CLOSE: u8 = 7;
+    tcp_state(fd) == Some(CLOSE)
+}
+
+/// Whether the kernel takes nothing to be sent any more.
+pub fn is_tcp_ended(fd: c_int) -> bool {
+    /// `TCP_ESTABLISHED` and `TCP_CLOSE_WAIT`.
+    const OPEN: [u8; 2] = [1, 8];
+    tcp_state(fd).is_some_and(|s| !OPEN.contains(&s))
 }
 
 /// An `int` that an ioctl reports.

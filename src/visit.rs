@@ -139,20 +139,11 @@ pub fn look(c: &'static Conn) -> Look {
         if c.phase() != Phase::Away {
             return Look::Back;
         }
-        if is_home(&mut b) {
-            if c.is_let_go() && b.sw().is_plain() && !c.has_ended(END_RESET) {
-                // What the kernel counts includes marks, frames and repeated bytes.
-                let fd = c.local().fd.load(Relaxed);
-                if let Ok(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
-                    c.set_tcp_counts(counts);
-                }
-                options::give_lowat(c, fd);
-                c.set_phase(Phase::Raw);
-                return Look::Back;
-            }
-            if !b.sw().is_plain() && !c.has_ended(END_RESET) {
-                return Look::Home;
-            }
+        if regain(c, &mut b) {
+            return Look::Back;
+        }
+        if is_home(&mut b) && !b.sw().is_plain() && !c.has_ended(END_RESET) {
+            return Look::Home;
         }
         b.rx.path()
     };
@@ -190,6 +181,26 @@ pub fn look(c: &'static Conn) -> Look {
         Phase::Away => Look::Away,
         _ => Look::Back,
     }
+}
+
+/// Whether it is away no more because its owner has let go of it, and all that was repeated is read.
+pub fn is_regained(c: &Conn) -> bool {
+    c.is_let_go() && c.lock_both_within(SLICE_NS).is_some_and(|mut b| c.phase() == Phase::Away && regain(c, &mut b))
+}
+
+/// See [`is_regained`].
+fn regain(c: &Conn, b: &mut Both) -> bool {
+    if !c.is_let_go() || !is_home(b) || !b.sw().is_plain() || c.has_ended(END_RESET) {
+        return false;
+    }
+    // What the kernel counts includes marks, frames and repeated bytes.
+    let fd = c.local().fd.load(Relaxed);
+    if let Ok(counts) = rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
+        c.set_tcp_counts(counts);
+    }
+    options::give_lowat(c, fd);
+    c.set_phase(Phase::Raw);
+    true
 }
 
 /// The owner cannot bring it home any more, but the rings are mapped here, too.

@@ -438,8 +438,9 @@ impl Bg {
     /// Both directions are on TCP: the connection is the kernel's again.
     pub(super) fn unmanage(&mut self, conn: &'static Conn, why: Why) {
         let mut b = conn.lock_both();
-        if conn.phase() != Phase::Managed || !b.sw().is_plain() || conn.awaits_fin() {
-            // With the end that is still under way we are called again.
+        if conn.phase() != Phase::Managed || !b.sw().is_plain() || conn.awaits_fin() || conn.is_let_go() {
+            // With the end that is still under way we are called again. What was let go whoever holds it gives back, who has
+            // an fd to ask the kernel by.
             return;
         }
         conn.find_lost().into_iter().for_each(|e| conn.fail(e));
@@ -777,21 +778,18 @@ fn is_held_by(conn: &Conn, l: &Link) -> bool {
 /// has. This also wakes threads that wait there. Whether there was anything. Under both locks.
 pub(super) fn shut_kernels(conn: &Conn) -> bool {
     let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
-    let how = match (rd && !conn.has_ended(END_RDSHUT_KNOWN), wr && !conn.has_ended(END_WRSHUT_KNOWN)) {
+    // An fd of the connection, which cannot be closed while the caller holds the locks.
+    let fd = conn.local().fd.load(Relaxed);
+    // To be told again what it knows would be an edge.
+    let how = match (rd && sys::poll_now(fd, libc::POLLRDHUP) == 0, wr && !sys::is_tcp_ended(fd)) {
         (true, true) => libc::SHUT_RDWR,
         (true, false) => libc::SHUT_RD,
         (false, true) => libc::SHUT_WR,
         _ => return rd || wr,
     };
-    // SAFETY: an fd of the connection, which cannot be closed while the caller holds the locks.
-    let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
-    conn.end.fetch_or(known(rd, wr), SeqCst);
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
     true
-}
-
-/// What [`Conn::end`] says when the kernel has been told so.
-pub fn known(rd: bool, wr: bool) -> u32 {
-    (if rd { END_RDSHUT_KNOWN } else { 0 }) | (if wr { END_WRSHUT_KNOWN } else { 0 })
 }
 
 #[cfg(test)]

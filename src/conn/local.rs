@@ -17,6 +17,8 @@ pub struct Local {
     pub managed: AtomicBool,
     /// Epoll sets that have it, as `(set, fd)`.
     pub items: UnsafeCell<Vec<(*const crate::epoll::Set, i32)>>,
+    /// A set that children have was closed while the kernel's had it: what is noted of its items is not all that they find.
+    pub left_in_a_set: AtomicBool,
     /// In how many epoll sets it may be that were made before a fork, of which only the kernel knows in this process.
     pub blind: AtomicU32,
     /// How many sets and threads that is: where it is not one, no single bell will do.
@@ -100,7 +102,7 @@ impl Local {
         for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.pins] {
             w.store(0, Relaxed);
         }
-        for b in [&self.submitted, &self.direct, &self.hasty, &self.unnamed] {
+        for b in [&self.submitted, &self.direct, &self.hasty, &self.unnamed, &self.left_in_a_set] {
             b.store(false, Relaxed);
         }
     }

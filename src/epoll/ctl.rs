@@ -515,5 +515,5 @@ pub fn unmanage(b: &mut Both) {
             s.moves.fetch_add(1, SeqCst);
         }
     }
-    *b.rx.left() = Left::of(notes.into_iter(), true);
+    *b.rx.left() = Left::of(notes.into_iter(), !local.left_in_a_set.load(Relaxed));
 }

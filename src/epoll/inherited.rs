@@ -228,6 +228,7 @@ pub fn moved(old: &'static Conn, new: &'static Conn, rename: impl FnOnce()) {
     chaos::stumble();
     // SAFETY: guarded by `local.lock`, both of them.
     let (theirs, ours) = unsafe { (&mut *from.items.get(), &mut *to.items.get()) };
+    to.left_in_a_set.store(from.left_in_a_set.load(Relaxed), Relaxed);
     // Threads in `poll` leave by themselves.
     from.watchers_left(theirs.len());
     for (set, fd) in theirs.drain(..) {

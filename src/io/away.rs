@@ -28,6 +28,9 @@ fn in_time(conn: &Conn, until: i64) -> Result<(), Errno> {
 
 /// Another process is to bring the connection home; what comes by TCP on the way is read here.
 pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
+    if visit::is_regained(conn) {
+        return Step::Again;
+    }
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     let least = conn.least(flags, call.may_wait, b.len() + b.skip);
@@ -78,6 +81,9 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
 
 /// See [`recv_away`].
 pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
+    if visit::is_regained(conn) {
+        return Step::Again;
+    }
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     loop {

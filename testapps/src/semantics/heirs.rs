@@ -1,11 +1,11 @@
 //! What a forked child finds of a set that its parent goes on to use, and of an error that another call has seen.
 
-use super::cx::{Cx, Op, Res};
+use super::cx::{goes_by_rdma, Cx, Op, Res};
 use super::procs::{child, reap};
 use super::sets::bring_home;
 use super::waiting::{events, set};
 use super::Check;
-use crate::{more, same, sys, util};
+use crate::{ensure, more, same, sys, util};
 use libc::{
     ECONNRESET, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN, POLLRDHUP,
 };
@@ -28,6 +28,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-waits-for-more-after-a-return", low_water_after_a_return),
     ("set-told-of-low-water-by-a-child", low_water_by_a_child),
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
+    ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
     ("set-that-is-all-a-child-keeps", all_that_is_kept),
     ("set-of-who-shuts-and-is-told-by-a-child", told_by_a_child),
     ("set-of-a-child-that-waits-for-room", waits_for_room),
@@ -157,16 +158,19 @@ fn child_shuts(cx: &mut Cx) -> Res {
     Ok(sys::close(ep)?)
 }
 
+/// What the parent has taken out of the set a child adds, and is told of.
+fn adds_anew(ep: RawFd, fd: RawFd) -> Res {
+    same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Ok(()), "adding what the parent has taken out");
+    same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLIN as u32, 8)], "events of the child");
+    Ok(())
+}
+
 fn taken_out(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
     cx.tell(Op::Send, 100, 0, 0)?;
     same!(events(ep, 1000)?, EPOLLIN, "events");
     let fd = cx.fd;
-    let later = Later::fork(|| {
-        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Ok(()), "adding what the parent has taken out");
-        same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLIN as u32, 8)], "events of the child");
-        Ok(())
-    })?;
+    let later = Later::fork(|| adds_anew(ep, fd))?;
     sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
     later.run()?;
     cx.recv(100)?;
@@ -238,9 +242,7 @@ fn left_bytes(cx: &mut Cx) -> Res {
             c.recv(100)
         })?;
         cx.rx += 100;
-        let fd = more::open("/dev/null\0", libc::O_RDONLY)?;
-        sys::dup2(fd, cx.fd)?;
-        sys::close(fd)?;
+        put_away(cx.fd)?;
         later.run()?;
         cx.renew()?;
         cx.leave_tcp()?;
@@ -305,16 +307,57 @@ fn low_water_by_a_child(cx: &mut Cx) -> Res {
 fn emptied_and_closed(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN)?;
     let fd = cx.fd;
-    let later = Later::fork(|| {
-        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Ok(()), "adding what the parent has taken out");
-        same!(sys::epoll_wait(ep, 4, 1000)?, vec![(EPOLLIN as u32, 8)], "events of the child");
-        Ok(())
-    })?;
+    let later = Later::fork(|| adds_anew(ep, fd))?;
     sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
     sys::close(ep)?;
     cx.tell(Op::Send, 100, 0, 0)?;
     later.run()?;
     cx.recv(100)
+}
+
+/// Gives the number to a file that nobody asks for anything.
+fn put_away(fd: RawFd) -> Res {
+    let null = more::open("/dev/null\0", libc::O_RDONLY)?;
+    sys::dup2(null, fd)?;
+    Ok(sys::close(null)?)
+}
+
+/// A set still has what it had when its parent closed it, though the parent's connection goes on a ring and back after that,
+/// and the child's on another.
+fn closed_before_a_ring(cx: &mut Cx) -> Res {
+    const PIECES: u64 = 10_000;
+    cx.renew()?;
+    let ep = set(cx, EPOLLIN)?;
+    // (The library gives a child no RDMA.)
+    let (mut c, ring) = (cx.with_fd(cx.fd), cx.is_to_leave() && !goes_by_rdma());
+    let (from, to) = sys::pipe()?;
+    let later = Later::fork(move || {
+        let mut far = [0; 8];
+        sys::read_exact(from, &mut far)?;
+        c.rx = u64::from_ne_bytes(far);
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, c.fd, EPOLLIN as u32, 7), Err(libc::EEXIST), "adding it again");
+        let mut by_tcp = (0, 0);
+        for i in 0..PIECES {
+            if i == PIECES - 100 {
+                by_tcp = sys::tcp_bytes(c.fd)?;
+            }
+            same!(events(ep, 5000)?, EPOLLIN, "events of piece {i}");
+            c.recv(10)?;
+        }
+        let at_last = sys::tcp_bytes(c.fd)?;
+        ensure!(!ring || at_last == by_tcp, "the child's connection never left TCP");
+        Ok(())
+    })?;
+    sys::close(ep)?;
+    cx.leave_tcp()?;
+    sys::write_all_fd(to, &cx.rx.to_ne_bytes())?;
+    put_away(cx.fd)?;
+    cx.post(Op::SendBits, PIECES, 10, 200)?;
+    later.run()?;
+    cx.wait()?;
+    [from, to].into_iter().try_for_each(sys::close)?;
+    cx.renew()?;
+    cx.leave_tcp()
 }
 
 /// A child that has the set and not the connection sees nothing in it where nothing has come.
