@@ -6,7 +6,7 @@
 //! again only if there is more. As in the kernel, what has happened counts, if the item asks for it, not whether it still
 //! can be seen: of bytes that were read meanwhile an item that also asks for room is told that there is room.
 
-use crate::conn::{Conn, Rx, END_EOF, END_RDSHUT};
+use crate::conn::{Conn, Rx, END_EOF, END_FAILED, END_RDSHUT};
 use crate::layout::ABORT;
 use crate::switch::RxPath;
 use crate::sys;
@@ -53,10 +53,10 @@ impl News {
             _ => true,
         };
         // A reset is told of at once, also where it stands behind bytes, and found once more when they are taken.
-        let reset = conn.has_ended(END_EOF) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
-        let end = (conn.fin_seen() && there || reset || ended()) as u64;
-        // A reset behind an end is one more.
-        let ends = end + (on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
+        let reset = conn.has_ended(END_FAILED) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
+        let end = (conn.fin_seen() && there || conn.has_ended(END_EOF) || reset || ended()) as u64;
+        // A reset is one more, for where it stands behind an end. (Once the kernel has closed, it is not to be told from that.)
+        let ends = end + (reset || on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
         News { arrived: taken + crate::io::unread(rx) as u64 + ends, ends, fulls, kicks, nudges }
     }

@@ -8,6 +8,7 @@
 
 use crate::sync::now_ns;
 use crate::sys::sys;
+use crate::thread::Critical;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -74,18 +75,20 @@ pub fn reset_after_fork() {
     BETWEEN.store(MINE.get(), SeqCst);
 }
 
-/// While it lives no other thread forks: an fd is there, but not what is to be noted of it, or the other way round.
-pub struct Between(());
+/// While it lives no other thread forks: an fd is there, but not what is to be noted of it, or the other way round. No handler
+/// of this thread's that might jump out of it runs before its end.
+pub struct Between(#[expect(dead_code, reason = "it ends with this")] Critical);
 
 impl Between {
     /// Waits, for a bounded time, until no other thread forks.
     pub fn begin() -> Between {
+        let section = Critical::new();
         if MINE.get() > 0 || !may_begin() && !await_it(may_begin) {
             // A fork waits for the caller already, or there is no end of it.
             BETWEEN.fetch_add(1, SeqCst);
         }
         MINE.set(MINE.get() + 1);
-        Between(())
+        Between(section)
     }
 }
 

@@ -1,13 +1,14 @@
 //! What a forked child finds of a set that its parent goes on to use, and of an error that another call has seen.
 
-use super::cx::{goes_by_rdma, Cx, Op, Res};
+use super::cx::{between, goes_by_rdma, Cx, Op, Res};
 use super::procs::{child, reap};
 use super::sets::bring_home;
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{
-    ECONNRESET, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN, POLLRDHUP,
+    ECONNRESET, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN,
+    POLLRDHUP,
 };
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
 use std::os::fd::RawFd;
@@ -29,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("set-told-of-low-water-by-a-child", low_water_by_a_child),
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
+    ("set-told-of-a-reset-before-a-fork", told_of_a_reset),
     ("set-that-is-all-a-child-keeps", all_that_is_kept),
     ("set-of-who-shuts-and-is-told-by-a-child", told_by_a_child),
     ("set-of-a-child-that-waits-for-room", waits_for_room),
@@ -75,6 +77,22 @@ fn told_before(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLOUT | EPOLLET)?;
     same!(events(ep, 1000)?, EPOLLOUT, "events");
     reap(child(|| is_quiet(ep))?)?;
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+/// A child does not wait for a connection to come home that was reset, and is told nothing that its parent was told.
+fn told_of_a_reset(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    cx.tell(Op::Linger, 0, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLERR | EPOLLHUP, "events");
+    is_quiet(ep)?;
+    reap(child(|| {
+        let before = std::time::Instant::now();
+        is_quiet(ep)?;
+        between("looking at the set", before.elapsed().as_millis() as u64, 60, 300)
+    })?)?;
     is_quiet(ep)?;
     Ok(sys::close(ep)?)
 }
