@@ -3,13 +3,18 @@
 //! Each process has an arena of its own; a forked child goes on using the
 //! records that it inherited and makes its own arena for new ones.
 
-use crate::conn::{add_totals, Conn, Local, Phase};
+use crate::conn::{add_totals, ask, Conn, Local, Phase};
 use crate::shm;
 use crate::stats::{self, ConnStats, Header};
-use crate::sync::{Guard, Lock};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use crate::sync::{now_ns, Guard, Lock};
+use crate::thread::Critical;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 const CAPACITY: usize = 1 << 16;
+/// So many records at least there may be before those are looked for that nobody has.
+const LEAST: u32 = 256;
+/// How long ago the last holder of such a record must have been missed first: one that ends has told so before its last calls.
+const REST_NS: i64 = 2_000_000_000;
 const STATS_BYTES: usize = stats::CONNS_OFFSET + CAPACITY * size_of::<ConnStats>();
 
 struct Arena {
@@ -21,6 +26,10 @@ struct Arena {
 
 static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
 static HINT: AtomicU32 = AtomicU32::new(0);
+/// How many records there may be before those are looked for that nobody has.
+static ENOUGH: AtomicU32 = AtomicU32::new(LEAST);
+/// A thread looks for them.
+static TIDYING: AtomicBool = AtomicBool::new(false);
 static LOCK: Lock = Lock::new();
 
 fn make() -> Option<Arena> {
@@ -78,12 +87,21 @@ pub fn alloc() -> Option<&'static Conn> {
 /// As [`alloc`], for a connection that is another process's to upgrade.
 pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
     let a = arena()?;
+    if let Some(c) = take(a, owner, ENOUGH.load(Relaxed) as usize) {
+        return Some(c);
+    }
+    tidy(a, now_ns());
+    take(a, owner, CAPACITY)
+}
+
+/// The first free one of so many records.
+fn take(a: &Arena, owner: u32, most: usize) -> Option<&'static Conn> {
     // SAFETY: see `make`.
     let h = unsafe { &*a.header };
     let _g = LOCK.lock();
     let from = HINT.load(Relaxed) as usize;
-    for n in 0..CAPACITY {
-        let i = (from + n) % CAPACITY;
+    for n in 0..most {
+        let i = (from + n) % most;
         // SAFETY: in bounds; zeroed memory is a `Conn` in phase `Free`.
         let c = unsafe { &*a.conns.add(i) };
         // SAFETY: in bounds; written when the record was used first.
@@ -150,6 +168,57 @@ pub fn alloc_for(owner: u32) -> Option<&'static Conn> {
         return Some(unsafe { &*a.conns.add(i) });
     }
     None
+}
+
+/// Frees what was left by children that have ended, or were killed, without closing it. (What they close they free, and is
+/// found by who comes round.)
+#[cold]
+fn tidy(a: &Arena, now: i64) {
+    // A handler that jumped out would leave it begun.
+    let _section = Critical::new();
+    if TIDYING.swap(true, Acquire) {
+        return;
+    }
+    // SAFETY: see `make`.
+    let used = unsafe { &*a.header }.used.load(Acquire);
+    let mut in_use = 0;
+    for i in 0..used as usize {
+        // SAFETY: in bounds.
+        let c = unsafe { &*a.conns.add(i) };
+        if c.phase() == Phase::Free || c.is_left() && give_back(c, now) {
+            continue;
+        }
+        in_use += 1;
+    }
+    HINT.store(0, Relaxed);
+    ENOUGH.store((2 * in_use).clamp(LEAST, CAPACITY as u32), Relaxed);
+    TIDYING.store(false, Release);
+}
+
+/// Frees a record that nobody has, if it was seen so a while ago.
+fn give_back(c: &'static Conn, now: i64) -> bool {
+    let since = &c.local().left_since;
+    if since.load(Relaxed) == 0 {
+        since.store(now, Relaxed);
+    }
+    if now - since.load(Relaxed) < REST_NS {
+        return false;
+    }
+    {
+        // Who closes it as the last does so under these.
+        let Some(_b) = c.lock_both_within(0) else { return false };
+        if !c.is_left() {
+            return false;
+        }
+        c.set_phase(Phase::Closed);
+    }
+    if c.local().submitted.load(SeqCst) {
+        // The background thread knows it.
+        c.ask(ask::CLOSED);
+    } else {
+        free(c);
+    }
+    true
 }
 
 /// Held while a connection's counts go from its record to the totals.
@@ -226,6 +295,8 @@ pub fn reset_after_fork() {
     BOOKS.reset_after_fork();
     ARENA.store(core::ptr::null_mut(), Relaxed);
     HINT.store(0, Relaxed);
+    ENOUGH.store(LEAST, Relaxed);
+    TIDYING.store(false, Relaxed);
     let fd = FD.swap(-1, Relaxed);
     if fd >= 0 {
         crate::sys::close(fd);
@@ -255,5 +326,28 @@ mod tests {
             }
         }
         panic!("no record was used again");
+    }
+
+    /// What nobody has is freed when it has been so for a while; what a child may still be about to use is not.
+    #[test]
+    fn a_record_that_was_left_is_freed_after_a_while() {
+        let [left, held, late] = [(); 3].map(|()| alloc().unwrap());
+        let me = std::process::id();
+        for c in [left, held, late] {
+            c.holders.add_once(me);
+            c.set_phase(Phase::Raw);
+        }
+        left.holders.remove(me);
+        assert!(left.is_left() && !held.is_left());
+        let now = now_ns();
+        assert!(!give_back(left, now) && left.phase() == Phase::Raw, "at once");
+        late.holders.remove(me);
+        assert!(!give_back(late, now + REST_NS) && give_back(left, now + REST_NS), "after a while");
+        assert_eq!(left.phase(), Phase::Free);
+        late.holders.add(me);
+        assert!(!give_back(late, now + 2 * REST_NS), "somebody has it");
+        for c in [held, late] {
+            forget(c);
+        }
     }
 }

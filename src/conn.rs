@@ -540,6 +540,22 @@ impl Conn {
         self.link.load(Acquire).is_null()
     }
 
+    /// Whether this process, whose record it is, has left it to others, and they are no more. Asks the kernel about them.
+    pub fn is_left(&self) -> bool {
+        let l = self.local();
+        let ours = || match self.phase() {
+            Phase::Raw | Phase::Plain => true,
+            Phase::Managed => self.is_let_go(),
+            _ => false,
+        };
+        l.fd.load(SeqCst) < 0
+            && !self.is_inherited()
+            && ours()
+            && !self.lingering.load(Acquire)
+            && !l.is_haunted()
+            && self.holders.is_nobody()
+    }
+
     /// Sets what is known of the peer. Under both locks.
     pub fn attach_peer(&self, slot: u32, peer: *const Slot) {
         self.peer_slot.store(slot, Release);

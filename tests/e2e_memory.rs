@@ -74,3 +74,23 @@ fn a_process_that_is_gone_before_its_memory_is_looked_at() {
     }
     server.stop().assert_ok("server");
 }
+
+/// A server whose children end without closing what they have served does not keep what it knows of that.
+#[test]
+fn connections_that_children_leave_are_forgotten() {
+    let _one = one_at_a_time();
+    let place = Place::new("memory-left");
+    let (server, port) = start_server(&place, &RINGS, "echo-server --style fork-left");
+    const EACH: usize = 300;
+    for turn in ["first", "second"] {
+        let line = format!("echo-client --conns 1 --threads 1 --rounds 2 --max 1k --reconnect {EACH}");
+        start_client(&place, &RINGS, &line, port).wait(60.0).assert_ok(turn);
+        // Who has just ended may still be at its last calls.
+        std::thread::sleep(Duration::from_millis(2_500));
+    }
+    if !dry() {
+        let kept = connections(server.pid()).len();
+        assert!(kept < EACH * 3 / 2, "{kept} of {} connections are remembered", 2 * EACH);
+    }
+    server.stop().assert_ok("server");
+}

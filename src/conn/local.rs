@@ -58,6 +58,8 @@ pub struct Local {
     pub direct: AtomicBool,
     /// A visit took too long: later ones do not wait.
     pub hasty: AtomicBool,
+    /// When it was first seen that nobody has the connection any more, which was left to others; 0: not yet.
+    pub left_since: AtomicI64,
     /// By which it is said that this image uses what it has inherited, see [`crate::foreign::fetch`]; 0: nothing.
     pub sign: AtomicI32,
 }
@@ -99,6 +101,7 @@ impl Local {
     /// former life, and must not be put there twice. What was asked of that one does this one no harm.
     pub fn clear_counts(&self) {
         self.former.store(core::ptr::null_mut(), Relaxed);
+        self.left_since.store(0, Relaxed);
         for w in [&self.tx_inflight, &self.rx_inflight, &self.peekers, &self.fut_rx, &self.fut_tx, &self.pins] {
             w.store(0, Relaxed);
         }

@@ -13,8 +13,18 @@ const BACKLOG: usize = 1 << 20;
 const CHUNK: usize = 64 << 10;
 
 /// The styles by name.
-pub const STYLES: [&str; 9] =
-    ["thread", "poll", "epoll-lt", "epoll-et", "epoll-oneshot", "epoll-multi", "epoll-nested", "prefork", "fork"];
+pub const STYLES: [&str; 10] = [
+    "thread",
+    "poll",
+    "epoll-lt",
+    "epoll-et",
+    "epoll-oneshot",
+    "epoll-multi",
+    "epoll-nested",
+    "prefork",
+    "fork",
+    "fork-left",
+];
 
 /// One connection of a non-blocking server: what has been read and not yet written back.
 struct Conn {
@@ -105,7 +115,7 @@ pub fn run(a: &Args) -> i32 {
         "epoll-oneshot" => shared(l, limit, threads, false),
         "epoll-multi" => shared(l, limit, threads, true),
         "prefork" => return prefork(l, limit, a.num("children", 3) as usize),
-        _ => return fork_each(l, limit),
+        style => return fork_each(l, limit, style == "fork-left"),
     }
     let _ = sys::close(l);
     println!("SERVED {}", util::SERVED.load(Ordering::SeqCst));
@@ -114,6 +124,11 @@ pub fn run(a: &Args) -> i32 {
 
 /// Echoes one connection with blocking calls.
 fn echo_blocking(fd: RawFd) {
+    echo_to_the_end(fd);
+    served(fd);
+}
+
+fn echo_to_the_end(fd: RawFd) {
     let mut b = vec![0u8; CHUNK];
     loop {
         match sys::read(fd, &mut b) {
@@ -127,7 +142,6 @@ fn echo_blocking(fd: RawFd) {
             Err(_) => break,
         }
     }
-    served(fd);
 }
 
 fn by_thread(l: RawFd, limit: usize) {
@@ -344,8 +358,8 @@ fn prefork(l: RawFd, limit: usize, children: usize) -> i32 {
     end_children(&mut pids)
 }
 
-/// Accepts, forks, serves in the child, closes in the parent (PostgreSQL's way).
-fn fork_each(l: RawFd, limit: usize) -> i32 {
+/// Accepts, forks, serves in the child, closes in the parent (PostgreSQL's way). `left`: the child ends without closing.
+fn fork_each(l: RawFd, limit: usize, left: bool) -> i32 {
     let (mut pids, mut bad, mut n) = (Vec::new(), 0, 0);
     loop {
         if util::stopping(0) || (limit > 0 && n >= limit) {
@@ -372,7 +386,10 @@ fn fork_each(l: RawFd, limit: usize) -> i32 {
         match sys::fork().expect("fork") {
             0 => {
                 let _ = sys::close(l);
-                echo_blocking(fd);
+                echo_to_the_end(fd);
+                if !left {
+                    served(fd);
+                }
                 sys::exit(0);
             }
             p => pids.push(p),
