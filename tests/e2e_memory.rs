@@ -90,7 +90,8 @@ fn connections_that_children_leave_are_forgotten() {
     }
     if !dry() {
         let kept = connections(server.pid()).len();
-        assert!(kept < EACH * 3 / 2, "{kept} of {} connections are remembered", 2 * EACH);
+        // (Those that ended last are always there: 0 would be no answer.)
+        assert!((1..EACH * 3 / 2).contains(&kept), "{kept} of {} connections are remembered", 2 * EACH);
     }
     server.stop().assert_ok("server");
 }

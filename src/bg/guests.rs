@@ -177,6 +177,7 @@ impl Bg {
         }
         drop(b);
         self.stir(k.conn);
-        !away()
+        // What was let go is home, and others give the record back.
+        !away() || k.conn.is_let_go()
     }
 }
