@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("image-before-anybody-looks", |cx| before_anybody_looks(cx, How::Spawn, READER)),
     ("image-before-anybody-looks-static", |cx| before_anybody_looks(cx, How::Fork, STATIC_READER)),
     ("image-before-anybody-looks-vstatic", |cx| before_anybody_looks(cx, How::Vfork, STATIC_READER)),
+    ("image-of-what-we-have-closed", |cx| [READER, LATE_READER].into_iter().try_for_each(|r| closed_behind(cx, r))),
     ("image-outlives-us", outlives),
     ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
     ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
@@ -50,6 +51,7 @@ const SIGNALLED: &[&str] = &[
 pub(super) const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 
 const READER: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57"];
+const LATE_READER: &[&str] = &["/bin/bash", "-c", "sleep 0.1; head -c 1000 <&57"];
 const STATIC_READER: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57"];
 
 #[derive(Clone, Copy, PartialEq)]
@@ -123,6 +125,24 @@ pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
             n => all.extend_from_slice(&b[..n]),
         }
     }
+}
+
+/// We close it at once, and what it is to read stands in the ring.
+fn closed_behind(cx: &mut Cx, words: &[&str]) -> Res {
+    sys::dup2(cx.fd, NUMBER)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = start(How::Fork, words, wr)?;
+    sys::close(wr)?;
+    sys::close(NUMBER)?;
+    cx.renew()?;
+    let begun = std::time::Instant::now();
+    same!(read_all(rd)?.len(), 1000, "bytes that the program read");
+    ensure!(begun.elapsed().as_secs() < 5, "it has waited for {:?}", begun.elapsed());
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    sys::close(rd)?;
+    cx.leave_tcp()
 }
 
 fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
