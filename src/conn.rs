@@ -652,6 +652,8 @@ impl Conn {
     pub fn keep_error(&self, errno: i32) {
         if is_told_once(errno) {
             self.err.store(errno, Release);
+            // Who took it was not told.
+            self.end.fetch_and(!END_TOLD, AcqRel);
             self.end.fetch_or(END_RESET, AcqRel);
         }
     }

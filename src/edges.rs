@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering::*;
 
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const HUP: u32 = libc::EPOLLHUP as u32;
 /// By any of these an item asks to be told when bytes come.
 const READS: u32 = IN | (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
 
@@ -24,6 +25,8 @@ pub struct News {
     arrived: u64,
     /// That end, and a reset behind it. They are told to all.
     ends: u64,
+    /// The kernel has closed. By that a reset is told of, too, which nobody counts on TCP.
+    closed: bool,
     /// How often a send found no room.
     fulls: u32,
     /// How often it woke everybody, whatever for.
@@ -55,10 +58,11 @@ impl News {
         // A reset is told of at once, also where it stands behind bytes, and found once more when they are taken.
         let reset = conn.has_ended(END_FAILED) || conn.peer().is_some_and(|p| p.flags.load(Acquire) & ABORT != 0);
         let end = (conn.fin_seen() && there || conn.has_ended(END_EOF) || reset || ended()) as u64;
-        // A reset is one more, for where it stands behind an end. (Once the kernel has closed, it is not to be told from that.)
-        let ends = end + (reset || on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed))) as u64;
+        // A reset is one more, for where it stands behind an end.
+        let ends = end + reset as u64;
+        let closed = on_tcp && sys::is_tcp_closed(conn.local().fd.load(Relaxed));
         let taken = s.rx_bytes_tcp.load(Relaxed) + s.rx_bytes_ring.load(Relaxed);
-        News { arrived: taken + crate::io::unread(rx) as u64 + ends, ends, fulls, kicks, nudges }
+        News { arrived: taken + crate::io::unread(rx) as u64 + ends, ends, closed, fulls, kicks, nudges }
     }
 
     /// With no fewer bytes arrived than `more` after `before`.
@@ -66,9 +70,9 @@ impl News {
         News { arrived: self.arrived.max(before.arrived + more), ..self }
     }
 
-    /// Whether as much had arrived.
-    pub fn is_as_far(&self, other: &News) -> bool {
-        self.arrived == other.arrived
+    /// Whether as much had arrived of what an item that asks for `events` is told of.
+    pub fn is_as_far(&self, other: &News, events: u32) -> bool {
+        self.ends == other.ends && (events & READS == 0 || self.arrived == other.arrived)
     }
 }
 
@@ -84,7 +88,7 @@ pub struct Told {
 impl Told {
     /// Nothing yet.
     pub const NOTHING: Told =
-        Told { news: News { arrived: 0, ends: 0, fulls: 0, kicks: 0, nudges: 0 }, bits: 0, fresh: true };
+        Told { news: News { arrived: 0, ends: 0, closed: false, fulls: 0, kicks: 0, nudges: 0 }, bits: 0, fresh: true };
 
     /// All that there is now.
     pub fn all(news: News, bits: u32) -> Told {
@@ -119,6 +123,8 @@ impl Told {
                 || got & !self.bits != 0
                 || now.kicks != was.kicks
                 || now.ends > was.ends
+                // To who was told that both directions have ended this is none.
+                || now.closed && !was.closed && self.bits & HUP == 0
                 || events & READS != 0 && (now.arrived > was.arrived || now.nudges != was.nudges)
                 || got & OUT != 0 && now.fulls != was.fulls)
     }
@@ -129,7 +135,7 @@ mod tests {
     use super::*;
 
     fn at(arrived: u64, fulls: u32, kicks: u32) -> News {
-        News { arrived, ends: 0, fulls, kicks, nudges: 0 }
+        News { arrived, ends: 0, closed: false, fulls, kicks, nudges: 0 }
     }
 
     /// An item that asks for both is told.
@@ -180,6 +186,16 @@ mod tests {
         assert!(tell(&mut t, at(9, 0, 0), IN | OUT), "what could not be read then");
         assert!(t.tell(News { ends: 1, ..at(10, 0, 0) }, OUT, OUT), "an end is told to all");
         assert!(!t.tell(News { ends: 1, ..at(10, 0, 0) }, OUT, OUT));
+    }
+
+    #[test]
+    fn that_the_kernel_closes_is_news_only_to_who_knows_of_one_end() {
+        let closed = News { closed: true, ..at(6, 0, 0) };
+        let mut t = Told::all(at(6, 0, 0), IN | HUP);
+        assert!(!tell(&mut t, closed, IN | HUP));
+        let mut t = Told::all(at(6, 0, 0), IN | OUT);
+        assert!(tell(&mut t, closed, IN | OUT));
+        assert!(!tell(&mut t, closed, IN | OUT));
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Muted {
             let more = self.received_now().map_or(0, |n| n.saturating_sub(self.received));
             news = news.at_least(self.told.at(), more);
         }
-        sending || !now && !news.is_as_far(self.told.at()) || self.told.has_news(news, got, self.events)
+        sending || !now && !news.is_as_far(self.told.at(), self.events) || self.told.has_news(news, got, self.events)
     }
 
     /// How many bytes the kernel has received.

@@ -62,10 +62,15 @@ impl Call {
         self.then = then;
     }
 
+    /// The first bytes are there, or were transferred. See [`Since::begun`].
+    pub fn has_begun(&mut self) {
+        self.since.begun(self.then);
+    }
+
     /// `n` bytes were transferred, and there is more to do.
     pub fn goes_on(&mut self, b: &mut Bufs, n: usize) {
         if b.skip == 0 {
-            self.since.begun(self.then);
+            self.has_begun();
         }
         b.skip += n;
     }

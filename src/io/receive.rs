@@ -289,6 +289,8 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
     // What the kernel takes before the call is over goes with a thread that is cancelled in it.
     let lose = |b: &Bufs| if least > 1 { b.len() } else { 0 };
     let mut looked = false;
+    // It has waited for the first byte.
+    let mut dry = false;
     let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
     // What was waited for is most often there, and all that is wanted.
     let quickly = |b: &Bufs| match b {
@@ -313,8 +315,14 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         let want = (least.saturating_sub(b.skip) as u32).clamp(1, most);
         if together && b.skip == 0 && conn.is_at(fd) && conn.is_managed() && !conn.takeable(want) {
             let some = conn.takeable(1);
+            if some && core::mem::take(&mut dry) {
+                call.has_begun();
+            }
             match wait(fd, conn, Some(if some { want } else { 1 }), (some, lose(b)), call) {
-                Ok(()) => continue,
+                Ok(()) => {
+                    dry = !some;
+                    continue;
+                }
                 Err(e) => match take(fd, conn, *b, flags) {
                     Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
                     _ => return Step::Return(Outcome::Fail(e)),

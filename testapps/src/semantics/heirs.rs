@@ -31,6 +31,9 @@ pub const CHECKS: &[Check] = &[
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
     ("set-told-of-a-reset-before-a-fork", told_of_a_reset),
+    ("set-told-of-both-ends-before-a-fork", |cx| told_of_both_ends(cx, false)),
+    ("set-told-of-both-ends-before-a-return", |cx| told_of_both_ends(cx, true)),
+    ("set-that-asks-for-room-while-bytes-come", room_while_bytes_come),
     ("set-that-is-all-a-child-keeps", all_that_is_kept),
     ("set-of-who-shuts-and-is-told-by-a-child", told_by_a_child),
     ("set-of-a-child-that-waits-for-room", waits_for_room),
@@ -38,6 +41,8 @@ pub const CHECKS: &[Check] = &[
     ("told-by-the-call-after", |cx| error_behind_bytes(cx, false, 10)),
     ("told-by-the-call-after-a-return", |cx| error_behind_bytes(cx, true, 10)),
     ("told-to-who-asks-for-nothing", |cx| error_behind_bytes(cx, true, 0)),
+    ("told-by-the-call-after-it-is-passed", passed_behind_bytes),
+    ("told-to-a-child-by-the-call-after", inherited_behind_bytes),
 ];
 
 /// A child that goes on when it is told.
@@ -94,6 +99,39 @@ fn told_of_a_reset(cx: &mut Cx) -> Res {
         between("looking at the set", before.elapsed().as_millis() as u64, 60, 300)
     })?)?;
     is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+/// That the kernel's connection is closed when both directions have ended on the ring is no news.
+fn told_of_both_ends(cx: &mut Cx, for_good: bool) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    // (The kernel may tell of the end, and of what the end leads to.)
+    util::pause_ms(20);
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP | EPOLLHUP, "events");
+    is_quiet(ep)?;
+    if for_good {
+        let (rd, wr) = sys::pipe()?;
+        same!(sys::splice(cx.fd, wr, 10, 0), Ok(0), "splice of the end");
+        sys::close(rd)?;
+        sys::close(wr)?;
+    } else {
+        reap(child(|| is_quiet(ep))?)?;
+    }
+    is_quiet(ep)?;
+    Ok(sys::close(ep)?)
+}
+
+/// Who does not ask for bytes is told of none, though they come when the connection has.
+fn room_while_bytes_come(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events");
+    reap(child(|| Ok(sys::poll1(cx.fd, POLLIN, 0).map(|_| ())?))?)?;
+    cx.tell(Op::Send, 100, 0, 0)?;
+    cx.arrive(100)?;
+    is_quiet(ep)?;
+    cx.recv(100)?;
     Ok(sys::close(ep)?)
 }
 
@@ -417,6 +455,12 @@ fn error_behind_bytes(cx: &mut Cx, home: bool, next: usize) -> Res {
     if home {
         bring_home(cx.fd)?;
     }
+    cut_off(cx)?;
+    told_next(cx.fd, next)
+}
+
+/// A receive of all is cut off by a reset.
+fn cut_off(cx: &mut Cx) -> Res {
     cx.later(30, 3)?;
     cx.post(Op::Sleep, 30_000, 0, 0)?;
     cx.post(Op::Close, 0, 0, 0)?;
@@ -424,7 +468,34 @@ fn error_behind_bytes(cx: &mut Cx, home: bool, next: usize) -> Res {
     same!(sys::recv(cx.fd, &mut b, MSG_WAITALL), Ok(3), "a receive of all that is cut off");
     cx.take(&b[..3])?;
     cx.wait()?;
-    same!(sys::recv(cx.fd, &mut b[..next], 0), Err(ECONNRESET), "the next one");
-    same!(sys::recv(cx.fd, &mut b, 0), Ok(0), "the one after that");
+    cx.wait()?;
+    Ok(())
+}
+
+/// The next one is told.
+fn told_next(fd: RawFd, n: usize) -> Res {
+    let mut b = [0; 10];
+    same!(sys::recv(fd, &mut b[..n], 0), Err(ECONNRESET), "the next one");
+    same!(sys::recv(fd, &mut b, 0), Ok(0), "the one after that");
+    Ok(())
+}
+
+/// The error is not lost on the way to who makes the next call.
+fn passed_behind_bytes(cx: &mut Cx) -> Res {
+    cx.send(600)?;
+    cut_off(cx)?;
+    let (a, b) = sys::socketpair()?;
+    more::send_fd(a, cx.fd)?;
+    let got = more::recv_fd(b)?;
+    told_next(got, 10)?;
+    [a, b, got].into_iter().try_for_each(|fd| Ok(sys::close(fd)?))
+}
+
+fn inherited_behind_bytes(cx: &mut Cx) -> Res {
+    cx.send(600)?;
+    cut_off(cx)?;
+    let fd = cx.fd;
+    reap(child(|| told_next(fd, 10))?)?;
+    same!(sys::recv(fd, &mut [0; 10], 0), Ok(0), "the parent's after the child's");
     Ok(())
 }

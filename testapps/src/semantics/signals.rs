@@ -23,6 +23,7 @@ pub const CHECKS: &[Check] = &[
     ("eintr-poll-restart", |cx| eintr_waits(cx, SA_RESTART)),
     ("eintr-waits-of-a-child", eintr_in_child),
     ("restart-recv", restart_recv),
+    ("restart-recv-of-more", restart_recv_of_more),
     ("restart-send", restart_send),
     ("signal-masks", masks),
     ("signal-mask-data", mask_data),
@@ -112,6 +113,20 @@ fn eintr_waitall(cx: &mut Cx) -> Res {
     let mut b = [0; 50];
     hit("recv with MSG_WAITALL", Ok(10), || sys::recv(cx.fd, &mut b, MSG_WAITALL))?;
     cx.take(&b[..10])
+}
+
+/// A handler that lets a receive go on that waits for the first of several bytes ends it no more when that has come.
+fn restart_recv_of_more(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 2i32)?;
+    cx.post(Op::Sleep, 150_000, 0, 0)?;
+    cx.post(Op::SendBits, 2, 1, 150_000)?;
+    let mut b = [0; 10];
+    hit("a receive with SO_RCVLOWAT", Ok(2), || sys::recv(cx.fd, &mut b, 0))?;
+    cx.take(&b[..2])?;
+    cx.wait()?;
+    cx.wait()?;
+    Ok(())
 }
 
 /// For what has the puppet send a signal.
