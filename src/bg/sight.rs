@@ -182,7 +182,8 @@ impl Bg {
             // Only what it does in sight from now on counts.
             conn.evidence.store(false, Relaxed);
             conn.next_try.store(u32::MAX, Relaxed);
-            b.sw().leave();
+            // It may come to wait in sight, for a peer that has yet to read what stands before a mark.
+            pump::hurry(&mut b);
         }
         self.stir(conn);
     }

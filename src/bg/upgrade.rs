@@ -584,7 +584,7 @@ impl Bg {
         });
         for c in on_it {
             if l.remote().is_some() {
-                c.lock_both().sw().leave();
+                pump::hurry(&mut c.lock_both());
                 self.stir(c);
             } else {
                 pump::bereave(&mut c.lock_both());

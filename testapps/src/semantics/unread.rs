@@ -40,6 +40,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
     ("unread-by-who-only-sends", who_only_sends),
+    ("unread-by-the-peer-of-who-looks-elsewhere", looks_elsewhere),
     ("unread-less-than-the-low-water-mark", |cx| less_than_low_water(cx, false)),
     ("unread-less-than-the-low-water-mark-poll", |cx| less_than_low_water(cx, true)),
     ("unread-looked-at", looked_at),
@@ -121,6 +122,27 @@ fn image_the_rest(cx: &mut Cx, how: How) -> Res {
     quick(began)?;
     same!(b.len(), 5000, "bytes that the program read");
     cx.take(&b)
+}
+
+/// Who is told that there is nothing may wait for it in a way that nobody sees, so that the connection comes back; who waits
+/// in sight after all does not wait for a peer that has yet to read what came before.
+fn looks_elsewhere(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    for _ in 0..5 {
+        unread(cx, 30)?;
+        cx.recv(30)?;
+        same!(sys::recv(cx.fd, &mut [0; 10], libc::MSG_DONTWAIT), Err(libc::EAGAIN), "what is there");
+        same!(sys::wait1(rd, POLLIN, 400)?, 0, "poll of something else");
+        cx.post(Op::Send, 500, 0, 0)?;
+        sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 5000)?;
+        let began = Instant::now();
+        cx.recv(500)?;
+        quick(began)?;
+        cx.wait()?;
+        same!(cx.tell(Op::Recv, OURS as u64, 0, 0)?, OURS as u64, "bytes that were left unread at the other end");
+    }
+    sys::close(rd)?;
+    Ok(sys::close(wr)?)
 }
 
 fn pass(cx: &mut Cx) -> Res {
