@@ -245,7 +245,7 @@ fn say_goodbye() {
         crate::io::release(c);
         let unread = c.try_lock_both().is_some_and(|mut b| crate::fds::unread(&mut b));
         if let Some(own) = c.own() {
-            own.flags.fetch_or(CLOSED | if unread { ABORT } else { 0 }, SeqCst);
+            own.flags.fetch_or(CLOSED | if unread || c.linger0.load(Relaxed) { ABORT } else { 0 }, SeqCst);
         }
         c.flush();
         any = true;

@@ -53,8 +53,10 @@ impl Muted {
     /// Whether the kernel's events `got` are news. `now`: they are there, not perhaps of a time before somebody took what had
     /// come.
     pub(super) fn is_new(&self, got: u32, now: bool) -> bool {
-        // A send that is in the kernel right now may have found no room, and not have said so yet.
+        // A send that is in the kernel right now may have found no room, and not have said so yet. Where the kernel alone sees
+        // sends nobody will.
         let sending = self.conn.local().tx_inflight.load(SeqCst) > 0;
+        let sending = sending || got & libc::EPOLLOUT as u32 != 0 && self.conn.phase() == Phase::Plain;
         let mut news = News::of(self.conn);
         if self.received > 0 {
             // What was taken since without being counted, by `splice` or another process, makes ours too low.

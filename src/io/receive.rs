@@ -385,6 +385,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 remote::progress();
                 pump::quick(conn);
                 await_resume(conn);
+                await_reset(conn);
             }
             Take::Empty => {
                 conn.sent_away();
@@ -430,6 +431,15 @@ pub(super) fn waited(b: &Bufs, e: Errno) -> Outcome {
     match e {
         libc::EAGAIN if b.len() == 0 => Outcome::Done(0),
         e => Outcome::Fail(e),
+    }
+}
+
+/// A peer says that it resets just before its kernel does. Who was told so by then is to find it, not that there is nothing.
+fn await_reset(conn: &Conn) {
+    const MOST_NS: i64 = 100_000_000;
+    if conn.is_aborted() && !conn.has_ended(END_EOF) {
+        let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLRDHUP, MOST_NS);
+        pump::drive(conn);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls that have moved a part, bytes before a reset, and room that comes back.
 
 use super::cx::{Cx, Op, Res, Why};
+use super::procs::{child, reap};
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, more, same, sys, util};
@@ -21,6 +22,7 @@ pub const CHECKS: &[Check] = &[
     ("room-after-eagain-edge-nonblocking", |cx| room(cx, true, true)),
     ("room-is-for-a-message", room_for_a_message),
     ("room-after-poll-edge", room_after_poll),
+    ("room-after-it-stays-on-tcp", room_on_tcp_for_good),
 ];
 
 /// Waits until the connection has failed.
@@ -191,6 +193,26 @@ fn room_after_poll(cx: &mut Cx) -> Res {
         }
         let _ = sys::epoll_wait(ep, 4, 0)?;
         n += send_while_there_is_room(cx, 8000)?;
+        same!(cx.tell(Op::Recv, n as u64, 0, 0)?, n as u64, "bytes that arrived");
+        same!(sys::epoll_wait(ep, 4, 3000)?.len(), 1, "events of an empty connection (round {i})");
+    }
+    Ok(())
+}
+
+/// Who was told of room on a ring hears of it again where the connection has come home, and stays there: nobody sees that a
+/// send fails.
+fn room_on_tcp_for_good(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(sys::epoll_wait(ep, 4, 2000)?.len(), 1, "events of an empty connection");
+    let fd = cx.fd;
+    reap(child(|| Ok(sys::poll1(fd, POLLIN, 0).map(|_| ())?))?)?;
+    sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+    for i in 0..3 {
+        let mut n = 0;
+        for _ in 0..5 {
+            n += cx.fill(4096)?;
+            util::pause_ms(5);
+        }
         same!(cx.tell(Op::Recv, n as u64, 0, 0)?, n as u64, "bytes that arrived");
         same!(sys::epoll_wait(ep, 4, 3000)?.len(), 1, "events of an empty connection (round {i})");
     }
