@@ -522,7 +522,10 @@ pub unsafe fn sleep(n: c_long, args: [usize; 6], how: Sleep) -> SysResult {
     let mut was = false;
     let (count, seen, cancellable) = me(|t| {
         was = t.any.replace(any);
-        let (count, seen) = if any { (&t.handled, since.handled) } else { (&t.hard, since.hard) };
+        let hard = t.hard.load(Relaxed) != since.hard;
+        // With the first bytes those that let the call go on are forgotten ([`Since::begun`]), but not those that end it.
+        let seen = if any && hard { t.handled.load(Relaxed).wrapping_sub(1) } else { since.handled };
+        let (count, seen) = if any { (&t.handled, seen) } else { (&t.hard, since.hard) };
         // Where there is no other thread there is nobody to cancel this one. (A handler may jump out all the same.)
         (count.as_ptr().cast_const(), seen, !t.uncancellable.get() && crate::process::has_threads())
     });
@@ -642,4 +645,29 @@ pub fn uncancellable<R>(f: impl FnOnce() -> R) -> R {
 /// In a forked child: whoever held the lock is not here.
 pub fn reset_after_fork() {
     LOCK.reset_after_fork();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One without `SA_RESTART` runs on the way to the first bytes of a call, which are there, and waits for more.
+    #[test]
+    fn what_ends_a_call_ends_it_behind_its_first_bytes() {
+        let ts = libc::timespec { tv_sec: 20, tv_nsec: 0 };
+        let wait = |since| {
+            let how = Sleep { since, any: true, if_left: &mut || () };
+            // SAFETY: `ts` is readable.
+            unsafe { sleep(libc::SYS_nanosleep, [&raw const ts as usize, 0, 0, 0, 0, 0], how) }
+        };
+        let mut since = Since::now();
+        me(|t| {
+            t.handled.fetch_add(1, Relaxed);
+            t.hard.fetch_add(1, Relaxed);
+        });
+        since.begun(Since::now());
+        let began = crate::sync::now_ns();
+        assert_eq!(wait(since), Err(libc::EINTR));
+        assert!(crate::sync::now_ns() - began < 10_000_000_000, "it has slept");
+    }
 }
