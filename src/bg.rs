@@ -547,7 +547,7 @@ impl Bg {
             let rx = c.lock_rx();
             if c.phase() == Phase::Managed && rx.path() == RxPath::Armed {
                 let n = crate::io::before_mark(c, &rx).0;
-                c.rx_safe.store(c.rx_tcp() + n as u64, SeqCst);
+                c.rx_safe.fetch_max(c.rx_tcp() + n as u64, SeqCst);
             }
         }
     }

@@ -178,7 +178,8 @@ pub struct Conn {
     pub hurry: AtomicBool,
     /// When it is back on TCP it stays there, whatever its peer asks for. Under both locks.
     pub for_good: AtomicBool,
-    /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes.
+    /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes, and where
+    /// what the peer says of its mark may be late.
     pub rx_safe: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,

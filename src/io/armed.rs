@@ -3,6 +3,7 @@
 
 use super::receive::ring_take;
 use super::*;
+use crate::kept::Kept;
 
 /// What stands at the front of an armed connection's TCP stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,15 +181,14 @@ unsafe impl Sync for Nowhere {}
 const NOWHERE: usize = 64 << 10;
 static PASSED: Nowhere = Nowhere(core::cell::UnsafeCell::new([0; NOWHERE]));
 
-/// Whether the peer's whole mark is in the TCP stream, behind whatever the program has not read yet, if that is no more
-/// than `most` bytes: they are all copied.
-pub fn mark_is_there(conn: &Conn, rx: &mut Rx, most: usize) -> bool {
-    const PARTS: usize = 128;
-    let (from, true) = before_mark(conn, rx) else { return false };
-    if conn.mark_got.load(Relaxed) > 0 || from > most.min((PARTS - 1) * NOWHERE) {
-        return false;
+/// Most pieces of a peek, and so what can be passed over: more than a socket's buffer holds.
+const PARTS: usize = 128;
+
+/// Looks at what stands `from` bytes behind the front of the TCP stream. How much of that there is.
+fn peek_behind(conn: &Conn, from: usize, buf: &mut [u8]) -> usize {
+    if from > (PARTS - 1) * NOWHERE {
+        return 0;
     }
-    let mut buf = [0u8; wire::MARK_LEN];
     let mut iov = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; PARTS];
     let mut n = 0;
     let mut left = from;
@@ -201,20 +201,58 @@ pub fn mark_is_there(conn: &Conn, rx: &mut Rx, most: usize) -> bool {
     let b = Bufs::new(&iov[..=n]);
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let got = kernel_msg(libc::SYS_recvmsg, conn.local().fd.load(Relaxed), b, usize::MAX, None, flags, None);
-    got == Ok(from + buf.len()) && buf == wire::mark(&rx.nonce())
+    got.unwrap_or(0).saturating_sub(from)
+}
+
+/// Whether the peer's whole mark is in the TCP stream, behind whatever the program has not read yet, if that is no more
+/// than `most` bytes: they are all copied.
+pub fn mark_is_there(conn: &Conn, rx: &mut Rx, most: usize) -> bool {
+    let (from, true) = before_mark(conn, rx) else { return false };
+    if conn.mark_got.load(Relaxed) > 0 || from > most {
+        return false;
+    }
+    let mut buf = [0u8; wire::MARK_LEN];
+    peek_behind(conn, from, &mut buf) == buf.len() && buf == wire::mark(&rx.nonce())
+}
+
+/// How many of the `there` bytes that have come stand before whatever looks like a mark, where what the peer says of its
+/// place may be late. Each byte is looked at once: what the program was told to be there may not become less.
+fn clear(conn: &Conn, nonce: &wire::Nonce, there: usize) -> usize {
+    let word = conn.peer().map_or(0, |p| p.mark_at.load(SeqCst));
+    let known = word.max(conn.rx_safe.load(SeqCst)).saturating_sub(conn.rx_tcp()) as usize;
+    if known >= there {
+        return there;
+    }
+    let look = |buf: &mut [u8]| {
+        let n = peek_behind(conn, known, buf);
+        match wire::scan(&buf[..n], nonce, true) {
+            Scan::App(n) => n,
+            Scan::Mark | Scan::Partial => 0,
+        }
+    };
+    let (mut little, mut much) = ([0u8; 4096], Kept::NONE);
+    let len = there - known;
+    let n = match little.get_mut(..len) {
+        Some(buf) => look(buf),
+        None => match much.room(len, None) {
+            // SAFETY: `room` has given so much, which reads as zeroes.
+            Some(to) => look(unsafe { core::slice::from_raw_parts_mut(to, len) }),
+            None => look(&mut little),
+        },
+    };
+    much.release();
+    conn.rx_safe.fetch_max(conn.rx_tcp() + (known + n) as u64, SeqCst);
+    known + n
 }
 
 /// How many bytes of an armed connection's TCP stream are the program's, and whether the whole mark has
 /// come behind them. The peer's word for where its mark begins is enough for that: when that place is
 /// reached the mark is looked for in the stream itself.
 pub fn before_mark(conn: &Conn, rx: &Rx) -> (usize, bool) {
-    if is_careful(conn) {
-        return match peek_front(conn, &rx.nonce()) {
-            Front::App(n) => (n, false),
-            _ => (0, false),
-        };
-    }
     let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
+    if is_careful(conn) {
+        return (clear(conn, &rx.nonce(), there), false);
+    }
     match (conn.mark_got.load(Relaxed) as usize, mark_from(conn)) {
         (0, Some(from)) if from < there => (from, there - from >= wire::MARK_LEN),
         (0, _) => (there, false),

@@ -471,7 +471,7 @@ fn a_receive_gives_more_than_one_window() {
     let (conn, ours, mut theirs) = armed(&slot);
     let fd = ours.as_raw_fd();
     know(fd, conn);
-    conn.remote_pid.store(crate::process::pid(), SeqCst);
+    conn.remote_pid.store(crate::process::for_tests(), SeqCst);
     const MANY: usize = 20_000;
     theirs.write_all(&[7; MANY]).unwrap();
     while sys::ioctl_int(fd, libc::FIONREAD) != Ok(MANY as i32) {
@@ -484,6 +484,41 @@ fn a_receive_gives_more_than_one_window() {
         _ => panic!("nothing"),
     }
     assert_eq!(buf, [7; MANY]);
+    conn.remote_pid.store(0, SeqCst);
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
+/// Where another host's mark may stand anywhere, what has come is not told to be less: neither before the mark, nor where
+/// something that looks like its first part is followed by something else. Only that part is held back as long as it is last.
+#[test]
+fn all_that_stands_before_a_mark_is_seen_also_behind_one_window() {
+    const MANY: usize = 40_000;
+    let slot = Slot::default();
+    let (conn, ours, mut theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    conn.remote_pid.store(crate::process::for_tests(), SeqCst);
+    let mark = wire::mark(&NONCE);
+    let there = || {
+        let mut rx = conn.lock_rx();
+        (before_mark(conn, &rx), unread(&mut rx))
+    };
+    arrive(conn, &mut theirs, &[7; MANY - 20]);
+    assert_eq!(there(), ((MANY - 20, false), MANY - 20));
+    arrive(conn, &mut theirs, &mark[..20]);
+    assert_eq!(there(), ((MANY - 20, false), MANY - 20));
+    arrive(conn, &mut theirs, &[7; 10]);
+    assert_eq!(there(), ((MANY + 10, false), MANY + 10));
+    arrive(conn, &mut theirs, &mark);
+    assert_eq!(there(), ((MANY + 10, false), MANY + 10));
+    // A peek sees it, too.
+    let mut buf = vec![0u8; MANY + 100];
+    let iov = one(buf.as_mut_ptr().cast(), buf.len());
+    assert!(matches!(take(fd, conn, Bufs::new(&iov), libc::MSG_PEEK), Take::Got(n) if n == MANY + 10));
+    assert!(matches!(take(fd, conn, Bufs::new(&iov), 0), Take::Got(n) if n == MANY + 10));
+    assert_eq!(there(), ((0, false), 0));
+    assert_eq!(front(&mut conn.lock_rx()), Front::Mark);
     conn.remote_pid.store(0, SeqCst);
     table::take(fd);
     conn.set_phase(Phase::Closed);

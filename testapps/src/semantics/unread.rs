@@ -67,8 +67,12 @@ pub(super) fn unread(cx: &mut Cx, n: usize) -> Res {
         }
     }
     cx.wait()?;
-    cx.arrive((n + READ) / 20 * 20 - READ)?;
-    util::pause_ms(60);
+    let there = (n + READ) / 20 * 20 - READ;
+    cx.arrive(there)?;
+    for _ in 0..60 {
+        util::pause_ms(1);
+        same!(sys::fionread(cx.fd)?, there, "what has come and nobody has read");
+    }
     Ok(())
 }
 
