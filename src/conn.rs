@@ -71,7 +71,8 @@ pub const END_TXDEAD: u32 = 32;
 pub const END_FAILED: u32 = 64;
 /// The kernel has said that nothing moves in either direction any more.
 pub const END_HUP: u32 = 128;
-/// The process at the other end is gone, and the end of its stream is behind bytes that are not read yet.
+/// The process at the other end is gone, or has reset it and its link has yet to say so; the end of its stream is behind
+/// bytes that are not read yet.
 pub const END_ORPHAN: u32 = 256;
 
 /// The error that stands at the end of what is to be read has been told before it.
@@ -181,6 +182,9 @@ pub struct Conn {
     /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes, and where
     /// what the peer says of its mark may be late.
     pub rx_safe: AtomicU64,
+    /// The first place, counted alike, up to which it had not come when the program had shut both directions in the middle of
+    /// an upgrade. 0: it has not done that.
+    pub shut_at: AtomicU64,
     /// Counts its upgrades; see [`Local::mapped`].
     pub upgrade_no: AtomicU32,
     /// When the last of them began.
@@ -317,7 +321,7 @@ impl Conn {
         }
         *self.youth.get_mut() = youth::SETTLED;
         *self.slow.get_mut() = crate::io::BEGIN_SLOW;
-        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.linger] {
+        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.shut_at, &mut self.linger] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at, &mut self.held] {
@@ -511,6 +515,14 @@ impl Conn {
         if let Some(r) = self.remote() {
             r.poll(false);
         }
+    }
+
+    /// Such a thing has come: has the peer reset it.
+    pub fn answer_late(&self) {
+        if let Some(own) = self.own() {
+            own.flags.fetch_or(REFUSED, SeqCst);
+        }
+        self.flush();
     }
 
     /// If our program has shut both directions, what another host sends from now on comes too late. Under a lock.
@@ -720,6 +732,7 @@ impl Conn {
             to.store(from.load(Relaxed), Relaxed);
         }
         self.set_tcp_counts((old.tx_tcp(), old.rx_tcp()));
+        self.shut_at.store(old.shut_at.load(Relaxed), Relaxed);
         self.err.store(old.err.load(Relaxed), Relaxed);
         self.lost.store(old.lost.load(Relaxed), Relaxed);
         let (to, from) = (self.local(), old.local());

@@ -506,7 +506,12 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             _ => {}
         }
     }
-    if c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT) && c.unconfirmable.load(SeqCst) {
+    let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
+    if both && matches!(b.rx.path(), RxPath::Armed | RxPath::Draining) && c.shut_at.load(Relaxed) == 0 {
+        let there = crate::io::before_mark(c, &b.rx).0 as u64;
+        c.shut_at.store(c.rx_tcp() + there + 1, Relaxed);
+    }
+    if both && c.unconfirmable.load(SeqCst) {
         // The stream is the kernel's, which is to refuse what comes.
         // SAFETY: as above.
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
@@ -516,7 +521,6 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     drop(b);
     chaos::stumble();
     // With both shut a sender that waits for room waits in vain.
-    let both = c.has_ended(END_RDSHUT) && c.has_ended(END_WRSHUT);
     let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };
     c.tell_peer(WANT_RX | also, FUTEX_RX | also_futex);
     // The kernel wakes all who wait for the socket, with whatever it has.

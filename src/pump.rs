@@ -38,6 +38,9 @@ fn advance(b: &mut Both) -> bool {
         reset_with(b, libc::EPIPE);
         return true;
     }
+    if b.is_refusing_late() {
+        conn.answer_late();
+    }
     // Each round makes progress on a finite switch; the bound only guards against a peer that floods frames.
     for _ in 0..256 {
         let was = b.sw().tx();

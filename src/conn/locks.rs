@@ -214,6 +214,18 @@ impl Both<'_> {
             && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLRDHUP) != 0
     }
 
+    /// Whether bytes have come by TCP since the program has shut both directions: a peer on another host may hear of that late.
+    /// (From one on this host nothing comes then.)
+    pub fn is_refusing_late(&mut self) -> bool {
+        const BOTH: u32 = END_RDSHUT | END_WRSHUT;
+        let conn = self.rx.conn();
+        conn.end.load(Acquire) & (BOTH | END_EOF) == BOTH
+            && conn.remote().is_some()
+            && matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
+            && conn.shut_at.load(Relaxed) > 0
+            && conn.rx_tcp() + crate::io::before_mark(conn, &self.rx).0 as u64 >= conn.shut_at.load(Relaxed)
+    }
+
     /// Whether the kernel has bytes of the program's that it has not delivered, and the peer may still send a frame.
     pub fn has_unsent(&mut self) -> bool {
         let conn = self.rx.conn();

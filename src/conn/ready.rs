@@ -229,7 +229,7 @@ impl Conn {
         self.has_ended(END_FAILED | END_RESET)
             || self.is_aborted()
             || self.has_ended(END_WRSHUT) && (self.fin_seen() || self.peer_closed())
-            || self.has_ended(END_EOF) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
+            || self.has_ended(END_EOF | END_ORPHAN) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
     }
 
     /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
@@ -309,7 +309,12 @@ impl Conn {
                 r |= hung | HANGUPS | mask & (IN | OUT);
             }
         } else {
-            r |= ends & (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let hung = ends & (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            if hung & libc::EPOLLERR as u32 != 0 && self.remote().is_some() {
+                // TCP was faster than the link. From now on nobody is told anything else.
+                self.end.fetch_or(END_ORPHAN, AcqRel);
+            }
+            r |= hung;
         }
         if rxfin && end & (END_WRSHUT | END_FAILED) != 0 {
             r |= libc::EPOLLHUP as u32;

@@ -121,10 +121,7 @@ impl News {
             c.ask(crate::conn::ask::PUMP);
         }
         if what & LATE != 0 {
-            if let Some(own) = c.own() {
-                own.flags.fetch_or(REFUSED, SeqCst);
-            }
-            c.flush();
+            c.answer_late();
         }
     }
 }
