@@ -221,6 +221,7 @@ impl Both<'_> {
         let conn = self.rx.conn();
         conn.end.load(Acquire) & (BOTH | END_EOF) == BOTH
             && conn.remote().is_some()
+            && conn.own().is_some_and(|own| own.flags.load(Acquire) & REFUSED == 0)
             && matches!(self.rx.path(), RxPath::Armed | RxPath::Draining)
             && conn.shut_at.load(Relaxed) > 0
             && conn.rx_tcp() + crate::io::before_mark(conn, &self.rx).0 as u64 >= conn.shut_at.load(Relaxed)

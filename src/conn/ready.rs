@@ -309,8 +309,9 @@ impl Conn {
                 r |= hung | HANGUPS | mask & (IN | OUT);
             }
         } else {
-            let hung = ends & (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-            if hung & libc::EPOLLERR as u32 != 0 && self.remote().is_some() {
+            const RESET: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let hung = ends & RESET;
+            if hung == RESET && self.remote().is_some() {
                 // TCP was faster than the link. From now on nobody is told anything else.
                 self.end.fetch_or(END_ORPHAN, AcqRel);
             }

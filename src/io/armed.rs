@@ -251,7 +251,15 @@ fn clear(conn: &Conn, nonce: &wire::Nonce, there: usize) -> usize {
 pub fn before_mark(conn: &Conn, rx: &Rx) -> (usize, bool) {
     let there = sys::ioctl_int(conn.local().fd.load(Relaxed), libc::FIONREAD).unwrap_or(0) as usize;
     if is_careful(conn) {
-        return (clear(conn, &rx.nonce(), there), false);
+        let n = match clear(conn, &rx.nonce(), there) {
+            // What else there is to say of what looks like the beginning of a mark is said where it stands at the front.
+            0 if there > 0 => match peek_front(conn, &rx.nonce()) {
+                Front::App(n) => n,
+                _ => 0,
+            },
+            n => n,
+        };
+        return (n, false);
     }
     match (conn.mark_got.load(Relaxed) as usize, mark_from(conn)) {
         (0, Some(from)) if from < there => (from, there - from >= wire::MARK_LEN),

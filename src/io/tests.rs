@@ -524,6 +524,26 @@ fn all_that_stands_before_a_mark_is_seen_also_behind_one_window() {
     conn.set_phase(Phase::Closed);
 }
 
+/// The end of a stream tells that what looks like the first part of a mark was none, also where all is taken out of the way.
+#[test]
+fn what_looks_like_a_mark_at_the_end_is_taken_with_the_rest() {
+    const MANY: usize = 10_000;
+    let slot = Slot::default();
+    let (conn, _ours, mut theirs) = armed(&slot);
+    conn.remote_pid.store(crate::process::for_tests(), SeqCst);
+    arrive(conn, &mut theirs, &[7; MANY]);
+    arrive(conn, &mut theirs, &wire::mark(&NONCE)[..5]);
+    assert!(drain(&mut conn.lock_rx()));
+    assert_eq!(conn.lock_rx().ring().kept.len(), MANY);
+    drop(theirs);
+    settle(conn, libc::POLLRDHUP);
+    assert!(drain(&mut conn.lock_rx()));
+    assert_eq!(conn.lock_rx().ring().kept.len(), MANY + 5);
+    conn.lock_rx().ring().kept.release();
+    conn.remote_pid.store(0, SeqCst);
+    conn.set_phase(Phase::Closed);
+}
+
 /// The kernel tells a reset once; where it was our own mark that was told, the program is to hear of it all the same.
 #[test]
 fn a_reset_that_was_told_to_a_mark_is_the_programs() {
