@@ -99,7 +99,12 @@ pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
         pump::drive(conn);
     }
     // What the library has to say of what was told already is no news either.
-    pending_error(fd).filter(|_| !told).or_else(|| reset_ahead(conn))
+    let e = pending_error(fd).filter(|_| !told).or_else(|| reset_ahead(conn));
+    if matches!(e, Some(libc::ECONNRESET | libc::EPIPE)) && conn.phase() != Phase::Raw {
+        // It may have been the kernel's: then the peer's word of it is no news.
+        conn.end.fetch_or(END_TOLD, SeqCst);
+    }
+    e
 }
 
 /// What a send is told whose direction was shut. Where both are on TCP again the kernel may have been sent something

@@ -4,7 +4,7 @@
 use super::cx::{child_must_leave_tcp, goes_by_rdma, untried, Cx, Op, Res, Why};
 use super::images::{read_all, start, How, NUMBER, STATIC};
 use super::partial::until_reset;
-use super::procs::bye;
+use super::procs::{bye, child, reap};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
 use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, MSG_PEEK, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
@@ -46,6 +46,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-looked-at", looked_at),
     ("unread-recvmmsg-tells-errors-first", |cx| errors_first(cx, false)),
     ("unread-recvmmsg-tells-of-a-refusal-first", |cx| errors_first(cx, true)),
+    ("unread-asked-for-by-a-child", asked_by_child),
     ("unread-a-reset-after-the-end", reset_after_end),
     ("unread-a-reset-leaves-no-connection", reset_leaves_none),
     ("unread-both-ends-leave-no-connection", both_ends_leave_none),
@@ -447,6 +448,24 @@ fn errors_first(cx: &mut Cx, refuses: bool) -> Res {
     same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Err(ECONNRESET), "recvmmsg with bytes before the error");
     same!(sys::recvmmsg(cx.fd, &mut b, 2, 0), Ok(vec![N, 0]), "recvmmsg when it was told");
     cx.take(&b[..N])
+}
+
+/// A child that asks for the error of what it has inherited is told it once.
+fn asked_by_child(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    unread(cx, N)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    until_reset(cx)?;
+    let fd = cx.fd;
+    reap(child(|| {
+        let mut b = vec![0; 2 * N];
+        same!(sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR)?, ECONNRESET, "SO_ERROR");
+        same!(sys::recvmmsg(fd, &mut b, 2, MSG_PEEK), Ok(vec![N, N]), "recvmmsg then");
+        Ok(())
+    })?)?;
+    same!(sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR)?, 0, "SO_ERROR once more");
+    cx.recv(N)?;
+    Ok(())
 }
 
 /// A reset that comes after the end of the peer's stream is `EPIPE` to who sends or asks, and none to who receives.
