@@ -78,6 +78,10 @@ pub const END_ORPHAN: u32 = 256;
 /// The error that stands at the end of what is to be read has been told before it.
 pub const END_TOLD: u32 = 512;
 
+/// The process at the other end was gone before it had read all that it was sent: a reset, which the kernel, that has seen the
+/// end of its stream first, calls a broken pipe.
+pub const END_BEREFT: u32 = 1024;
+
 /// Requests to the background thread.
 pub mod ask {
     /// Look for the peer.

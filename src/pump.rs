@@ -777,6 +777,7 @@ pub fn bereave(b: &mut Both) -> bool {
         let _ = ring.refresh();
         if ring.shown() > ring.consumed {
             // Nobody reads that frame: a reset is the answer.
+            conn.end.fetch_or(END_BEREFT, AcqRel);
             b.sw().leave();
             run(b);
         }

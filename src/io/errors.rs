@@ -33,20 +33,14 @@ pub(super) fn send_nothing(fd: c_int, conn: &Conn, flags: c_int) -> Outcome {
     }
 }
 
-/// The kernel has told a send to a peer that is gone how that ended: what the peer says of it is no news then.
+/// The kernel has told a send to a peer that is gone how that ended: what the peer says of it, maybe later by another host's
+/// link, is no news then.
 pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
     match behind_end(conn, e) {
-        e @ (libc::EPIPE | libc::ECONNRESET) if conn.peer_closed() => {
-            match conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD {
-                0 => e,
-                _ => libc::EPIPE,
-            }
-        }
-        // That the peer has reset it may come later on another host's link than the kernel's word.
-        libc::ECONNRESET => {
-            conn.end.fetch_or(END_TOLD, SeqCst);
-            libc::ECONNRESET
-        }
+        e @ (libc::EPIPE | libc::ECONNRESET) => match conn.end.fetch_or(END_TOLD, SeqCst) & END_TOLD {
+            0 => e,
+            _ => libc::EPIPE,
+        },
         e => e,
     }
 }
@@ -70,10 +64,11 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
 }
 
 /// What the kernel calls an error of a stream that had ended before, where that end has come by the ring and the kernel knows
-/// only of the reset.
+/// only of the reset; or, where it knows of an end that was none, the other way round.
 fn behind_end(conn: &Conn, e: Errno) -> Errno {
     match e {
         libc::ECONNRESET if conn.fin_seen() => libc::EPIPE,
+        libc::EPIPE if conn.has_ended(END_BEREFT) => libc::ECONNRESET,
         e => e,
     }
 }
@@ -120,7 +115,8 @@ pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
         let tx = conn.lock_tx();
         tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()
     };
-    match is_home {
+    // Of a peer that is gone, while bytes are unread, the kernel knows the end, too.
+    match is_home || conn.has_ended(END_ORPHAN) {
         true => pending_error(fd).unwrap_or(libc::EPIPE),
         false => libc::EPIPE,
     }
@@ -186,10 +182,32 @@ pub(super) fn tell_message(m: &mut msghdr, flags: c_int) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{armed, know, settle};
+    use super::super::tests::{armed, arrive, know, settle};
     use super::*;
     use crate::layout::Slot;
     use std::os::fd::AsRawFd;
+
+    /// The kernel has seen the end of a peer that was killed, and then a reset: where that had left bytes of the ring unread,
+    /// there was no end. It is told once.
+    #[test]
+    fn who_was_gone_before_it_had_read_all_has_reset_it() {
+        for (bereft, told) in [(END_BEREFT, libc::ECONNRESET), (0, libc::EPIPE)] {
+            let slot: &Slot = Box::leak(Box::default());
+            let (conn, ours, mut theirs) = armed(slot);
+            let fd = ours.as_raw_fd();
+            know(fd, conn);
+            arrive(conn, &mut theirs, b"unread");
+            drop(theirs);
+            settle(conn, libc::POLLRDHUP);
+            // SAFETY: the byte is readable.
+            assert_eq!(unsafe { sys::send(fd, b"x".as_ptr().cast(), 1, 0) }, Ok(1));
+            settle(conn, libc::POLLERR);
+            conn.end.fetch_or(END_ORPHAN | END_WRSHUT | bereft, SeqCst);
+            assert_eq!([shut_error(fd, conn), shut_error(fd, conn)], [told, libc::EPIPE]);
+            table::take(fd);
+            conn.set_phase(Phase::Closed);
+        }
+    }
 
     /// A reset of which the peer tells by its link and by TCP, in either order, is told once.
     #[test]
