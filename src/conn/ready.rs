@@ -251,17 +251,11 @@ impl Conn {
     /// Whether the peer has reset it, which stands behind bytes of TCP that are unread: the kernel tells of that at once.
     pub fn is_reset_ahead(&self) -> bool {
         let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
+        // To an end that has ended, too, it means nothing.
+        let nothing = flags & FIN != 0 && self.has_ended(END_WRSHUT);
         // A kernel that knows of it tells it by itself, and may have told it to another process.
         let elsewhere = || self.visited.load(Relaxed) && sys::is_tcp_closed(self.local().fd.load(Relaxed));
-        flags & ABORT != 0 && !self.has_ended(END_EOF) && !self.is_told() && !elsewhere()
-    }
-
-    /// Whether the error at the end of what is to be read is no news: it was told before, or it is a reset after both ends,
-    /// which means nothing.
-    pub fn is_told(&self) -> bool {
-        const BOTH: u32 = FIN | ABORT;
-        let over = || self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH);
-        self.has_ended(END_TOLD) || self.has_ended(END_WRSHUT) && over()
+        flags & ABORT != 0 && !nothing && !self.has_ended(END_EOF | END_TOLD) && !elsewhere()
     }
 
     /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
@@ -296,7 +290,7 @@ impl Conn {
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-        } else if end & END_FAILED != 0 || end & END_EOF != 0 && self.is_told() {
+        } else if end & END_FAILED != 0 || end & (END_EOF | END_TOLD) == END_EOF | END_TOLD {
             // How the kernel's socket fared after that is no news.
             r |= libc::EPOLLHUP as u32;
         } else if end & END_EOF != 0 {
@@ -307,7 +301,7 @@ impl Conn {
             let hung = match self.has_ended(END_RESET) || self.is_reset_ahead() {
                 true => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
                 // The kernel may be about to hear of what the program was told.
-                false if self.is_told() => libc::EPOLLHUP as u32,
+                false if self.has_ended(END_TOLD) => libc::EPOLLHUP as u32,
                 false => self.kernel_hangup(),
             };
             if hung != 0 {

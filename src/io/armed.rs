@@ -96,7 +96,7 @@ fn peek_front(conn: &Conn, nonce: &wire::Nonce) -> Front {
     let fd = conn.local().fd.load(Relaxed);
     let failed = |e| {
         // What a call was told before the kernel knew of it, or by its send, is no news.
-        if e == libc::ECONNRESET && conn.is_told() {
+        if e == libc::ECONNRESET && conn.has_ended(END_TOLD) {
             return Front::End;
         }
         conn.fail(e);

@@ -49,7 +49,7 @@ pub(super) fn told_by_kernel(conn: &Conn, e: Errno) -> Errno {
 /// connection the kernel's in between, which has nothing more to say. What is left to say of this call: nothing that is kept.
 pub(super) fn keep_for_next(conn: &Conn, e: Errno) -> Errno {
     match behind_end(conn, e) {
-        libc::ECONNRESET if conn.is_told() => {}
+        libc::ECONNRESET if conn.has_ended(END_TOLD) => {}
         e => conn.keep_error(e),
     }
     libc::EPIPE
@@ -89,7 +89,7 @@ pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
     if kept != 0 {
         return Some(kept);
     }
-    let told = conn.is_told();
+    let told = conn.has_ended(END_TOLD);
     if conn.is_ours() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
     }
@@ -129,7 +129,7 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
         pump::drive(conn);
     }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF);
-    let told = conn.is_told();
+    let told = conn.has_ended(END_TOLD);
     let asked = || match behind_end(conn, sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)) {
         libc::ECONNRESET | libc::EPIPE if told => 0,
         e => e,

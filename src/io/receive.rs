@@ -264,7 +264,7 @@ pub(super) fn tcp_take(fd: c_int, conn: &Conn, mut b: Bufs, mut limit: usize, fl
             }
             Err(libc::EAGAIN) => return Take::Empty,
             // What another process's call was told before the kernel knew of it.
-            Err(libc::ECONNRESET) if conn.is_told() => return Take::End,
+            Err(libc::ECONNRESET) if conn.has_ended(END_TOLD) => return Take::End,
             Err(e) => return Take::Error(e),
         }
     }
