@@ -263,7 +263,7 @@ pub struct Conn {
 
 /// Whether an error is the socket's, which the kernel tells once. Others are about one call, or, as `EPIPE`, told to every
 /// call.
-fn is_told_once(errno: i32) -> bool {
+pub fn is_told_once(errno: i32) -> bool {
     use libc::{EAGAIN, EFAULT, EINTR, EINVAL, ENOBUFS, ENOMEM, EPIPE};
     !matches!(errno, EAGAIN | EFAULT | EINTR | EINVAL | ENOBUFS | ENOMEM | EPIPE)
 }

@@ -657,10 +657,14 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let sent_since = conn.own().is_none_or(|o| conn.tx_tcp() != o.mark_at.load(Relaxed));
     // And a reset of plain TCP may have cost what the peer's program had sent last.
     let frames_alone = !beyond && if on_ring { spoke } else { resumed_empty && !sent_since };
-    let error = match verdict {
-        End::Reset => libc::ECONNRESET,
+    let missing = match verdict {
+        End::Reset => true,
         // The mark is lost, and with it the place of what the peer has written into its ring.
-        End::Eof if b.rx.ring().behind() > 0 => libc::ECONNRESET,
+        End::Eof => b.rx.ring().behind() > 0,
+        End::AfterRing => false,
+    };
+    let error = match verdict {
+        _ if missing => libc::ECONNRESET,
         // Died without a goodbye on another host: nobody knows what it had accepted for sending.
         End::AfterRing if conn.remote_pid.load(Relaxed) != 0 && !closed => libc::ECONNRESET,
         // TCP resets a connection that is closed before everything was read.
@@ -672,6 +676,8 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     match error {
         0 => {}
         _ if conn.has_ended(END_TOLD) => conn.fail_as_told(),
+        // The peer may have said that it has ended, but that end stands behind what is missing.
+        e if missing => conn.fail(e),
         // After the end of the peer's stream a reset means that it takes nothing more, and to an end that has
         // ended too it means nothing.
         libc::ECONNRESET if after_fin && conn.has_ended(END_WRSHUT) => {}

@@ -258,6 +258,21 @@ impl Conn {
         flags & ABORT != 0 && !nothing && !self.has_ended(END_EOF | END_TOLD) && !elsewhere()
     }
 
+    /// A reset behind the ends of both directions is none: the kernel would have no connection any more that could be reset.
+    /// From now on it counts as told, if all that the peer has sent has come: a reset may have cost what stood before its mark.
+    pub fn forgive_reset(&self, rx: &Rx) {
+        const BOTH: u32 = FIN | ABORT;
+        let over = || self.peer().is_some_and(|p| p.flags.load(Acquire) & BOTH == BOTH);
+        let whole = || match rx.path() {
+            RxPath::Ring | RxPath::RingFinal | RxPath::Returning => true,
+            RxPath::Armed | RxPath::Draining => self.is_mapped() && crate::io::before_mark(self, rx).1,
+            RxPath::Tcp | RxPath::Replay => false,
+        };
+        if self.has_ended(END_WRSHUT) && !self.has_ended(END_TOLD | END_RESET) && over() && whole() {
+            self.end.fetch_or(END_TOLD, AcqRel);
+        }
+    }
+
     /// Whether the peer's program has shut both directions of a connection on the ring: the kernel answers what is
     /// sent then, and nobody can ever read, by a reset (RFC 1122, 4.2.2.13).
     pub fn is_refused(&self) -> bool {
@@ -297,7 +312,8 @@ impl Conn {
             r |= self.kernel_hangup();
         } else if self.peer_closed() {
             // Whoever is just fetching the kernel's error keeps it for us.
-            let _rx = self.lock_rx();
+            let rx = self.lock_rx();
+            self.forgive_reset(&rx);
             let hung = match self.has_ended(END_RESET) || self.is_reset_ahead() {
                 true => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
                 // The kernel may be about to hear of what the program was told.

@@ -127,6 +127,7 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
     let conn = table::conn(fd)?;
     if conn.phase() == Phase::Managed && conn.peer_closed() && !conn.has_ended(END_EOF) {
         pump::drive(conn);
+        conn.forgive_reset(&conn.lock_rx());
     }
     let kernel = conn.phase() != Phase::Managed || conn.has_ended(END_EOF);
     let told = conn.has_ended(END_TOLD);

@@ -122,8 +122,17 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
                 }
                 Take::End if pump::read_on(&mut both, 0) => return Take::Gone,
                 Take::Error(e @ (libc::ECONNRESET | libc::EPIPE)) if pump::read_on(&mut both, e) => return Take::Gone,
+                // What is missing does not come any more.
+                Take::End if conn.has_ended(END_TOLD) => {
+                    conn.fail_as_told();
+                    return Take::End;
+                }
                 Take::End => {
                     conn.fail(libc::ECONNRESET);
+                    return failed(conn);
+                }
+                Take::Error(e) if is_told_once(e) => {
+                    conn.fail(e);
                     return failed(conn);
                 }
                 _ => {}

@@ -1,5 +1,6 @@
 use super::*;
 use crate::layout::Slot;
+use crate::ring::RxRing;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -712,4 +713,108 @@ fn a_bad_address_is_not_told_again() {
     conn.note_lost(libc::ETIMEDOUT);
     assert_eq!((conn.find_lost(), conn.find_lost()), (Some(libc::ETIMEDOUT), None));
     conn.set_phase(Phase::Closed);
+}
+
+/// A reset behind the ends of both directions is none, but one that costs bytes before the peer's mark is, whatever the peer
+/// says of its end.
+#[test]
+fn a_reset_behind_both_ends_is_none_if_all_has_come() {
+    for whole in [true, false] {
+        let slot = Slot::default();
+        let (conn, ours, mut theirs) = armed(&slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        slot.mark_at.store(if whole { 8 } else { 20 }, SeqCst);
+        slot.flags.store(MARK_BEGUN, SeqCst);
+        arrive(conn, &mut theirs, &[7; 8]);
+        if whole {
+            arrive(conn, &mut theirs, &wire::mark(&NONCE));
+        }
+        conn.end.fetch_or(END_WRSHUT, SeqCst);
+        slot.flags.fetch_or(FIN | CLOSED | ABORT, SeqCst);
+        crate::fds::reset_at_close(theirs.as_raw_fd());
+        drop(theirs);
+        settle(conn, libc::POLLERR);
+        assert_ne!(conn.readiness(0) & libc::EPOLLHUP as u32, 0);
+        assert_eq!(conn.readiness(0) & libc::EPOLLERR as u32 == 0, whole);
+        let mut buf = [0u8; 16];
+        let iov = one(buf.as_mut_ptr().cast(), buf.len());
+        // SAFETY: `buf` is writable.
+        let receive = || unsafe { recv(fd, &iov, core::ptr::null_mut(), libc::MSG_DONTWAIT) };
+        assert_eq!(receive(), Outcome::Done(8));
+        if whole {
+            assert_eq!(pending_error(fd), None);
+            assert!(!conn.has_ended(END_RESET));
+        } else {
+            assert_eq!(receive(), Outcome::Fail(libc::ECONNRESET));
+        }
+        assert_eq!(receive(), Outcome::Done(0));
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
+}
+
+/// The peer's end on the ring is no end where the mark never came, before which the bytes in the ring cannot be read.
+#[test]
+fn an_end_behind_a_mark_that_is_lost_is_a_reset() {
+    for shut in [false, true] {
+        let (slot, own) = (Slot::default(), Slot::default());
+        let (conn, _ours, theirs) = armed(&slot);
+        *conn.lock_rx().ring() = RxRing::new(core::ptr::null(), &slot, &own);
+        slot.produced.store(10, SeqCst);
+        slot.flags.store(MARK_BEGUN | FIN, SeqCst);
+        if shut {
+            conn.end.fetch_or(END_WRSHUT, SeqCst);
+        }
+        drop(theirs);
+        settle(conn, libc::POLLRDHUP);
+        pump::run(&mut conn.lock_both());
+        assert_eq!(conn.take_error(), libc::ECONNRESET, "{shut}");
+        conn.set_phase(Phase::Closed);
+    }
+}
+
+/// What is missing of a replay does not come any more: an error once, and then the end, whatever the peer says of its own.
+#[test]
+fn a_reset_in_the_middle_of_a_replay_is_told_once_and_by_all_means() {
+    for ended in [false, true] {
+        let (slot, own) = (Slot::default(), Slot::default());
+        let (conn, ours, mut theirs) = armed(&slot);
+        conn.attach(None, 0, &own);
+        conn.attach_peer(0, &slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        slot.flags.store(MARK_BEGUN, SeqCst);
+        {
+            let mut b = conn.lock_both();
+            b.sw().allow_mark(NONCE);
+            assert!(b.sw().start_mark());
+            arrive(conn, &mut theirs, &wire::mark(&NONCE));
+            pump::run(&mut b);
+            b.sw().leave();
+            pump::run(&mut b);
+        }
+        arrive(conn, &mut theirs, &wire::Frame::Return { consumed: 0 }.encode());
+        pump::run(&mut conn.lock_both());
+        arrive(conn, &mut theirs, &wire::Frame::Resume { from: 0, until: 10 }.encode());
+        pump::run(&mut conn.lock_both());
+        assert_eq!(conn.lock_rx().path(), RxPath::Replay);
+        arrive(conn, &mut theirs, &[7; 4]);
+        if ended {
+            conn.end.fetch_or(END_WRSHUT, SeqCst);
+            slot.flags.fetch_or(FIN | CLOSED | ABORT, SeqCst);
+        }
+        crate::fds::reset_at_close(theirs.as_raw_fd());
+        drop(theirs);
+        settle(conn, libc::POLLERR);
+        let mut buf = [0u8; 16];
+        let iov = one(buf.as_mut_ptr().cast(), buf.len());
+        // SAFETY: `buf` is writable.
+        let receive = || unsafe { recv(fd, &iov, core::ptr::null_mut(), libc::MSG_DONTWAIT) };
+        assert_eq!(receive(), Outcome::Done(4));
+        assert_eq!(receive(), Outcome::Fail(libc::ECONNRESET), "{ended}");
+        assert_eq!([receive(), receive()], [Outcome::Done(0), Outcome::Done(0)]);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
 }

@@ -50,6 +50,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-a-reset-after-the-end", reset_after_end),
     ("unread-a-reset-leaves-no-connection", reset_leaves_none),
     ("unread-both-ends-leave-no-connection", both_ends_leave_none),
+    ("unread-a-reset-after-both-ends", reset_after_both),
 ];
 
 /// Bytes that the peer leaves unread.
@@ -516,6 +517,32 @@ fn reset_leaves_none(cx: &mut Cx) -> Res {
         let all = POLLIN | POLLOUT | POLLHUP | error;
         same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, all, "poll, {what}");
         cx.recv(N)?;
+    }
+    Ok(())
+}
+
+/// Where both directions have ended a close with bytes unread means nothing to the other end.
+fn reset_after_both(cx: &mut Cx) -> Res {
+    const N: usize = 2990;
+    const ALL: i16 = POLLIN | POLLOUT | POLLHUP;
+    for how in [libc::SHUT_WR, libc::SHUT_RDWR] {
+        unread(cx, N)?;
+        sys::shutdown(cx.fd, how)?;
+        cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+        for _ in 0..2000 {
+            if sys::poll1(cx.fd, POLLIN, 0)? & POLLHUP != 0 {
+                break;
+            }
+            util::pause_ms(1);
+        }
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, ALL, "poll of both ends, {how}");
+        cx.tell(Op::Close, 0, 0, 0)?;
+        util::pause_ms(20);
+        same!(sys::poll1(cx.fd, POLLIN | POLLOUT, 0)?, ALL, "poll behind them, {how}");
+        same!(sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR)?, 0, "SO_ERROR, {how}");
+        cx.recv(N)?;
+        same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "a receive at the end, {how}");
+        same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "a send at the end, {how}");
     }
     Ok(())
 }
