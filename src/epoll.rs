@@ -39,6 +39,7 @@ mod ended;
 mod inherited;
 mod left;
 mod listing;
+mod muted;
 mod nested;
 mod shared;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use inherited::{about_to_fork, moved, reset_after_fork};
 pub use left::Left;
 use left::{Found, Note};
 pub use listing::any_listed;
+use muted::{Moved, Muted};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use shared::{is_shared, wanted};
@@ -95,8 +97,8 @@ struct Item {
     told: Told,
     /// It went back to the kernel's set when there was no news of it, which the kernel cannot know.
     muted: bool,
-    /// How many bytes the kernel had received then; 0: not known.
-    received: u64,
+    /// What the kernel had moved then.
+    moved: Moved,
     /// It was added or changed since it became managed, so that an event of the kernel's is of the time before.
     rearmed: bool,
     /// Put back into the kernel's set when its number was closed: the number that it has there instead, or -1.
@@ -125,7 +127,7 @@ impl Item {
             since: 0,
             told,
             muted,
-            received: 0,
+            moved: Moved::default(),
             rearmed,
             aside: -1,
             changes: 0,
@@ -135,7 +137,7 @@ impl Item {
     /// Is as its connection's owner has left it.
     fn set_to(&mut self, n: &Note) {
         (self.events, self.data, self.spent) = (n.events, n.data, n.spent);
-        (self.told, self.received) = (n.told, n.received);
+        (self.told, self.moved) = (n.told, n.moved);
     }
 
     /// What the kernel's set is to have of it.

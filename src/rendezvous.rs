@@ -139,6 +139,14 @@ pub fn received(fd: c_int) -> Option<u64> {
     tcp_counts(fd).map(|(_, received, _)| received)
 }
 
+/// How many bytes the kernel's socket has been given to send; so do a `SYN` and an end count. `None` if it is sending just now,
+/// or does not tell.
+pub fn sent(fd: c_int) -> Option<u64> {
+    let queued = || sys::ioctl_int(fd, libc::TIOCOUTQ).ok();
+    let ((acked, ..), queued) = quiet(|| tcp_counts(fd), queued, || false).ok()?;
+    Some(acked + queued as u64)
+}
+
 /// Bytes acknowledged and received, and the state.
 fn tcp_counts(fd: c_int) -> Option<(u64, u64, u8)> {
     let mut info = [0u64; 32];

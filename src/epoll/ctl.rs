@@ -354,7 +354,7 @@ pub fn manage(b: &mut Both) -> bool {
                     i.told = Told::NOTHING;
                 }
             }
-            i.received = 0;
+            i.moved = Moved::default();
             notes.push(s.name().map(|name| Note::of(name, *fd, i)));
             s.came(i);
             i.managed = true;
@@ -385,9 +385,9 @@ fn state(b: &mut Both, fd: c_int) -> (News, u32) {
     (News::under(&mut b.rx), bits.into())
 }
 
-/// The same, and how many bytes the kernel had received then, or will have when it has all that had arrived by a ring; if it
-/// goes on to receive, perhaps a little less.
-fn still(b: &mut Both, fd: c_int) -> (u64, (News, u32)) {
+/// The same, and what the kernel had moved then, or will have when it has all that had arrived by a ring; if it goes on to
+/// receive, perhaps a little less.
+fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
     const TRIES: u32 = 8;
     let look = |b: &mut Both| {
         let to_come = match b.rx.path() {
@@ -398,7 +398,8 @@ fn still(b: &mut Both, fd: c_int) -> (u64, (News, u32)) {
             _ => 0,
         };
         let (news, bits) = state(b, fd);
-        (rendezvous::received(fd).map_or(0, |n| n + to_come), (news, if to_come > 0 { bits | IN } else { bits }))
+        let received = rendezvous::received(fd).map_or(0, |n| n + to_come);
+        (Moved { received, sent: rendezvous::sent(fd) }, (news, if to_come > 0 { bits | IN } else { bits }))
     };
     let mut before = look(b);
     for _ in 0..TRIES {
@@ -489,13 +490,11 @@ pub fn unmanage(b: &mut Both) {
         if i.managed {
             let ev = i.for_kernel();
             if i.events & (ET | ONESHOT) == ET {
-                let (received, (news, bits)) = still(b, conn.local().fd.load(Relaxed));
+                let (moved, (news, bits)) = still(b, conn.local().fd.load(Relaxed));
                 let bits = bits & (i.events | ALWAYS);
-                // Sends that find no room are not counted any more where the kernel alone sees them.
-                let uncounted = conn.phase() == Phase::Plain && i.events & libc::EPOLLOUT as u32 != 0;
-                if bits != 0 && !uncounted && !i.told.has_news(news, bits, i.events) {
+                if bits != 0 && !i.told.has_news(news, bits, i.events) {
                     i.told = Told::all(news, bits);
-                    (i.muted, i.received) = (true, received);
+                    (i.muted, i.moved) = (true, moved);
                     s.muted.fetch_add(1, SeqCst);
                 } else {
                     i.told = Told::NOTHING;

@@ -83,9 +83,9 @@ impl Set {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
                 let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
             }
-            let (told, received, spent) = (item.told, item.received, item.spent);
+            let (told, moved, spent) = (item.told, item.moved, item.spent);
             let muted = (known || was_away) && item.events & (ET | ONESHOT) == ET;
-            let item = Item { spent, away, told, received, muted, ..Item::new(conn, &ev, false) };
+            let item = Item { spent, away, told, moved, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             self.away.fetch_add(away.into(), SeqCst);
             let local = conn.local();

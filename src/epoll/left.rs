@@ -26,19 +26,19 @@ pub(super) struct Note {
     pub spent: bool,
     /// What was told of edges.
     pub told: Told,
-    /// See [`Item::received`].
-    pub received: u64,
+    /// See [`Item::moved`].
+    pub moved: Moved,
 }
 
 impl Note {
     pub(super) fn of(set: Name, fd: c_int, i: &Item) -> Note {
-        let (events, data, spent, told, received) = (i.events, i.data, i.spent, i.told, i.received);
-        Note { set, fd, gone: false, events, data, spent, told, received }
+        let (events, data, spent, told, moved) = (i.events, i.data, i.spent, i.told, i.moved);
+        Note { set, fd, gone: false, events, data, spent, told, moved }
     }
 
     /// Of an item that is there no more.
     fn of_none(set: Name, fd: c_int) -> Note {
-        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told: Told::NOTHING, received: 0 }
+        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told: Told::NOTHING, moved: Moved::default() }
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn note(set: usize, fd: c_int) -> Option<Note> {
-        Some(Note { events: 1, data: 2, received: 3, gone: false, ..Note::of_none((set, 7, 1), fd) })
+        Some(Note { events: 1, data: 2, gone: false, ..Note::of_none((set, 7, 1), fd) })
     }
 
     fn says(left: &Left, set: usize, fd: c_int) -> Option<bool> {

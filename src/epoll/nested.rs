@@ -1,7 +1,6 @@
 //! Sets whose own fd is polled, by another set or by `poll`: their readiness must show in the kernel.
 
 use super::listing::Listed;
-use super::wait::Muted;
 use super::*;
 
 /// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.

@@ -37,41 +37,6 @@ fn news() -> u32 {
     NEWS.load(Relaxed)
 }
 
-/// An item of which there was no news when its connection went back to the kernel's set.
-pub(super) struct Muted {
-    conn: &'static Conn,
-    events: u32,
-    told: Told,
-    received: u64,
-}
-
-impl Muted {
-    pub(super) fn of(i: &Item) -> Muted {
-        Muted { conn: i.conn, events: i.events, told: i.told, received: i.received }
-    }
-
-    /// Whether the kernel's events `got` are news. `now`: they are there, not perhaps of a time before somebody took what had
-    /// come.
-    pub(super) fn is_new(&self, got: u32, now: bool) -> bool {
-        // A send that is in the kernel right now may have found no room, and not have said so yet. Where the kernel alone sees
-        // sends nobody will.
-        let sending = self.conn.local().tx_inflight.load(SeqCst) > 0;
-        let sending = sending || got & libc::EPOLLOUT as u32 != 0 && self.conn.phase() == Phase::Plain;
-        let mut news = News::of(self.conn);
-        if self.received > 0 {
-            // What was taken since without being counted, by `splice` or another process, makes ours too low.
-            let more = self.received_now().map_or(0, |n| n.saturating_sub(self.received));
-            news = news.at_least(self.told.at(), more);
-        }
-        sending || !now && !news.is_as_far(self.told.at(), self.events) || self.told.has_news(news, got, self.events)
-    }
-
-    /// How many bytes the kernel has received.
-    fn received_now(&self) -> Option<u64> {
-        rendezvous::received(self.conn.local().fd.load(Relaxed))
-    }
-}
-
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
 #[inline]
 fn number(mask: *const sigset_t) -> libc::c_long {
@@ -274,7 +239,7 @@ impl Set {
             }
         };
         // More of what had come by a ring is no news either.
-        let goes_on = was.received > 0 && was.received_now().is_some_and(|n| n < was.received);
+        let goes_on = was.moved.received > 0 && was.received_now().is_some_and(|n| n < was.moved.received);
         let new = was.is_new(e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.

@@ -41,6 +41,7 @@ pub const CHECKS: &[Check] = &[
     ("edge-of-an-end-for-who-asks-for-room", end_for_room),
     ("edge-old-after-splice", |cx| spliced(cx, true)),
     ("edge-new-after-splice", |cx| spliced(cx, false)),
+    ("edge-of-room-after-splice", room_after_splice),
 ];
 
 /// Bytes that have come and were read are an edge to who asks for them: what else is there is told once more.
@@ -89,6 +90,27 @@ fn spliced(cx: &mut Cx, old: bool) -> Res {
     cx.tell(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
     same!(sys::poll1(ep, POLLIN, 2000)?, POLLIN, "the polled set at the end");
     same!(sys::epoll_wait(ep, 4, 0)?.len(), 1, "events at the end");
+    [rd, wr, ep].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
+
+/// Nor is room that has been told of told of again; room that comes after a send that found none is.
+fn room_after_splice(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLOUT | EPOLLET)?;
+    same!(events(ep, 1000)?, EPOLLOUT, "events");
+    cx.tell(Op::Send, 12, 0, 0)?;
+    cx.arrive(12)?;
+    let (rd, wr) = sys::pipe()?;
+    same!(sys::splice(cx.fd, wr, 12, 0), Ok(12), "splice");
+    let mut b = [0; 12];
+    sys::read_exact(rd, &mut b)?;
+    cx.take(&b)?;
+    util::pause_ms(20);
+    same!(events(ep, 0)?, 0, "events when nothing was sent");
+    let n = cx.fill(16_384)?;
+    same!(events(ep, 0)?, 0, "events when there is no room");
+    same!(cx.tell(Op::Recv, n as u64, 0, 0)?, n as u64, "bytes");
+    same!(events(ep, 2000)?, EPOLLOUT, "events when there is room again");
     [rd, wr, ep].into_iter().try_for_each(sys::close)?;
     Ok(())
 }
