@@ -625,7 +625,7 @@ impl Bg {
             epoll::fd_closed(conn);
             if shared && home {
                 if visit::has_rest(&b) {
-                    upgrade::shut_kernels(conn);
+                    visit::shut_kernels(conn);
                 }
                 self.detach(&mut b, conn);
             } else if let Some(own) = conn.own().filter(|_| !shared) {

@@ -123,8 +123,8 @@ impl Told {
                 || got & !self.bits != 0
                 || now.kicks != was.kicks
                 || now.ends > was.ends
-                // To who was told that both directions have ended this is none.
-                || now.closed && !was.closed && self.bits & HUP == 0
+                // To who was told that both directions have ended this is none, but the program may have ended both.
+                || now.closed && !was.closed && (self.bits & HUP == 0 || was.ends == 0)
                 || events & READS != 0 && (now.arrived > was.arrived || now.nudges != was.nudges)
                 || got & OUT != 0 && now.fulls != was.fulls)
     }
@@ -189,10 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn that_the_kernel_closes_is_news_only_to_who_knows_of_one_end() {
+    fn that_the_kernel_closes_is_news_to_who_does_not_know_of_the_peers_end() {
         let closed = News { closed: true, ..at(6, 0, 0) };
+        let ended = News { ends: 1, ..at(6, 0, 0) };
+        let mut t = Told::all(ended, IN | HUP);
+        assert!(!tell(&mut t, News { closed: true, ..ended }, IN | HUP));
         let mut t = Told::all(at(6, 0, 0), IN | HUP);
-        assert!(!tell(&mut t, closed, IN | HUP));
+        assert!(tell(&mut t, closed, IN | HUP), "the program had ended both");
         let mut t = Told::all(at(6, 0, 0), IN | OUT);
         assert!(tell(&mut t, closed, IN | OUT));
         assert!(!tell(&mut t, closed, IN | OUT));

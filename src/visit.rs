@@ -209,6 +209,10 @@ fn go_on(c: &'static Conn, owner_dead: bool) {
     if owner_dead {
         c.lock_both().sw().leave();
         pump::drive(c);
+    } else {
+        // It is over, but the kernel, which polls for other processes, knows only of the peer's end.
+        let _b = c.lock_both();
+        shut_kernels(c);
     }
 }
 
@@ -334,6 +338,24 @@ pub fn may_be_polled(b: &Both) -> bool {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
     !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT)) || !awaits_rest(b)
+}
+
+/// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it
+/// has. This also wakes threads that wait there. Whether there was anything. Under both locks.
+pub fn shut_kernels(conn: &Conn) -> bool {
+    let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
+    // An fd of the connection, which cannot be closed while the caller holds the locks.
+    let fd = conn.local().fd.load(Relaxed);
+    // To be told again what it knows would be an edge.
+    let how = match (rd && sys::poll_now(fd, libc::POLLRDHUP) == 0, wr && !sys::is_tcp_ended(fd)) {
+        (true, true) => libc::SHUT_RDWR,
+        (true, false) => libc::SHUT_RD,
+        (false, true) => libc::SHUT_WR,
+        _ => return rd || wr,
+    };
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
+    true
 }
 
 /// Of a connection that has ended the kernel has to know how: its owner tells it.

@@ -492,7 +492,7 @@ impl Bg {
         }
         conn.set_phase(if conn.for_good.load(Relaxed) { Phase::Plain } else { Phase::Raw });
         chaos::stumble();
-        if shut_kernels(conn) {
+        if visit::shut_kernels(conn) {
             conn.set_phase(Phase::Plain);
         }
         epoll::unmanage(&mut b);
@@ -772,24 +772,6 @@ fn is_held_by(conn: &Conn, l: &Link) -> bool {
             own == Ok(uid as usize)
         }
     }
-}
-
-/// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it
-/// has. This also wakes threads that wait there. Whether there was anything. Under both locks.
-pub(super) fn shut_kernels(conn: &Conn) -> bool {
-    let (rd, wr) = (conn.has_ended(END_RDSHUT | END_FAILED), conn.has_ended(END_WRSHUT | END_FAILED));
-    // An fd of the connection, which cannot be closed while the caller holds the locks.
-    let fd = conn.local().fd.load(Relaxed);
-    // To be told again what it knows would be an edge.
-    let how = match (rd && sys::poll_now(fd, libc::POLLRDHUP) == 0, wr && !sys::is_tcp_ended(fd)) {
-        (true, true) => libc::SHUT_RDWR,
-        (true, false) => libc::SHUT_RD,
-        (false, true) => libc::SHUT_WR,
-        _ => return rd || wr,
-    };
-    // SAFETY: no memory is passed.
-    let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
-    true
 }
 
 #[cfg(test)]

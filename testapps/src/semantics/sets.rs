@@ -5,7 +5,7 @@ use super::cx::{Cx, Op, Res};
 use super::procs::{child, reap};
 use super::waiting::{events, set};
 use super::Check;
-use crate::{same, sys, util};
+use crate::{more, same, sys, util};
 use libc::{
     ECONNRESET, EEXIST, ENOTCONN, EPIPE, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD,
     EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLRDHUP, SHUT_RDWR, SHUT_WR,
@@ -22,6 +22,8 @@ pub const CHECKS: &[Check] = &[
     ("set-of-who-has-closed", closed_here),
     ("set-handed-on", handed_on),
     ("set-polled-with-a-number-of-another-file", renumbered),
+    ("set-polled-where-the-parent-has-added", parent_adds),
+    ("set-to-which-a-child-adds-what-is-over", child_adds),
     ("child-of-who-was-refused", refused),
     ("child-of-who-has-shut", |cx| has_shut(cx, false)),
     ("child-of-who-has-shut-and-closed", |cx| has_shut(cx, true)),
@@ -53,6 +55,47 @@ fn renumbered(cx: &mut Cx) -> Res {
     cx.fd = number;
     [ep, rd, wr, other].into_iter().try_for_each(sys::close)?;
     Ok(())
+}
+
+/// What a parent adds after a fork the child may have under no number, or have another file under that number. (Files like
+/// eventfds and sets have an inode together.)
+fn parent_adds(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN)?;
+    let (hear, tell) = sys::pipe()?;
+    let pid = child(move || {
+        let own = sys::epoll_create()?;
+        let mut theirs = [0; 4];
+        sys::read_exact(hear, &mut theirs)?;
+        same!(i32::from_ne_bytes(theirs), own, "number of what the parent has added");
+        for _ in 0..3 {
+            same!(sys::poll1(ep, POLLIN, 0)?, POLLIN, "poll of the set in the child");
+        }
+        Ok(())
+    })?;
+    let fd = more::eventfd()?;
+    sys::write_all_fd(fd, &1u64.to_ne_bytes())?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 5)?;
+    sys::write_all_fd(tell, &fd.to_ne_bytes())?;
+    reap(pid)?;
+    [ep, fd, hear, tell].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
+
+/// Both directions have ended on the ring: who polls by the kernel, as a parent whose child has added the connection, is to see
+/// both.
+fn child_adds(cx: &mut Cx) -> Res {
+    let ep = sys::epoll_create()?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll of the peer's end");
+    sys::shutdown(cx.fd, SHUT_RDWR)?;
+    let fd = cx.fd;
+    reap(child(move || {
+        same!(sys::recv(fd, &mut [0; 4], 0), Ok(0), "a receive in the child");
+        let events = EPOLLIN | libc::EPOLLEXCLUSIVE;
+        Ok(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, events as u32, 7)?)
+    })?)?;
+    same!(events(ep, 1000)?, EPOLLIN | EPOLLHUP, "events in the parent");
+    Ok(sys::close(ep)?)
 }
 
 /// That it has ended makes neither it nor its set ready, before it is armed again.
