@@ -5,7 +5,7 @@
 //! the program hand it connections through a lock-free inbox and ring bell 0.
 
 use crate::conn::*;
-use crate::layout::{CLOSED, MARK_TAKEN};
+use crate::layout::{ABORT, CLOSED, MARK_TAKEN};
 use crate::link::{self, kind, Link, Msg, Tuple, MSG_MAGIC};
 use crate::log::{log, Level};
 use crate::rendezvous as rv;
@@ -598,7 +598,16 @@ impl Bg {
             let shared = !conn.holders.is_only(me);
             // Bytes for a program that has closed: TCP answers them with a reset.
             let late = !shared && (fds::unread(&mut b) || b.is_sent_late());
-            let abort = if late { fds::refuse_late(&mut b, conn.local().fd.load(Relaxed)) } else { 0 };
+            // Whoever was the last to have it has closed it just now, and left unread what had come.
+            let left = !shared && conn.outlived.swap(false, Relaxed);
+            let abort = match late {
+                true if left => {
+                    fds::reset_at_close(conn.local().fd.load(Relaxed));
+                    ABORT
+                }
+                true => fds::refuse_late(&mut b, conn.local().fd.load(Relaxed)),
+                false => 0,
+            };
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.

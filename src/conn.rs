@@ -171,6 +171,8 @@ pub struct Conn {
     pub unknown_items: AtomicU32,
     /// The program has closed it, but bytes of a return are still to be written.
     pub lingering: AtomicBool,
+    /// ... while other processes held it: it ends with the last of them.
+    pub outlived: AtomicBool,
     /// The processes that hold it.
     pub holders: Holders,
     /// Another process than its owner has used it: no upgrade until only one holds it.
@@ -297,6 +299,7 @@ impl Conn {
             &mut self.linger0,
             &mut self.confirmed,
             &mut self.lingering,
+            &mut self.outlived,
             &mut self.gentle,
             &mut self.unconfirmable,
             &mut self.hold,

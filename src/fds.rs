@@ -302,6 +302,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
             if let Ok(d) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) {
                 keep = d;
                 bg::watch_instead(fd, keep, c);
+                c.outlived.store(true, Relaxed);
                 c.lingering.store(true, Release);
             }
         }

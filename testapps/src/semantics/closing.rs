@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("shutdown-and-close-under-calls", shut_and_close),
     ("close-under-a-call-and-fork", and_fork),
     ("close-between-two-forks", between_forks),
+    ("close-with-bytes-unread-before-a-child-ends", before_a_child_ends),
     ("close-under-a-call-as-bytes-come", as_bytes_come),
     ("reuse-under-a-poll", reuse_under_a_poll),
     ("handler-closes-another-number", handler_closes),
@@ -61,6 +62,34 @@ fn between_forks(cx: &mut Cx) -> Res {
         pipes.into_iter().flat_map(|(rd, wr)| [rd, wr]).try_for_each(sys::close)?;
         ensure!(ended, "the peer saw no end while a child lived that had never had the connection");
         same!(cx.wait()?, 100, "bytes before the end");
+        cx.fd = more::open("/dev/null\0", libc::O_RDONLY)?;
+        cx.renew()?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
+}
+
+/// The last of a family to have a connection ends with bytes unread, which are as old as the connection's last close: a reset,
+/// and no end before it.
+fn before_a_child_ends(cx: &mut Cx) -> Res {
+    for _ in 0..20 {
+        cx.tell(Op::Send, 100, 0, 0)?;
+        cx.arrive(100)?;
+        cx.send(70)?;
+        let (rd, wr) = sys::pipe()?;
+        let pid = child(move || {
+            sys::read(rd, &mut [0])?;
+            Ok(())
+        })?;
+        sys::close(cx.fd)?;
+        sys::write(wr, b"x")?;
+        reap(pid)?;
+        let reset = sys::strerror(libc::ECONNRESET);
+        match cx.tell(Op::Drain, 0, 0, 0) {
+            Err(Why(why)) if why.contains(&reset) => {}
+            other => return Err(Why(format!("a receive of all: {other:?}"))),
+        }
+        [rd, wr].into_iter().try_for_each(sys::close)?;
         cx.fd = more::open("/dev/null\0", libc::O_RDONLY)?;
         cx.renew()?;
         cx.leave_tcp()?;
