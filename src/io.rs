@@ -98,6 +98,7 @@ impl<'a> Bufs<'a> {
             let any = call.is_late() || self.skip > 0;
             let mut how = Sleep { since: call.since, any, if_left: &mut if_left };
             let first = (call.may_wait && !quick).then(|| how.again());
+            let now = Since::now();
             let r = {
                 // The number is not closed under it.
                 let _locks = conn.filter(|_| pins::is_held()).map(|c| c.lock_both());
@@ -109,7 +110,10 @@ impl<'a> Bufs<'a> {
                 }
             };
             match r {
-                Ok(n) if all && n > 0 && (quick || n == self.reach(usize::MAX)) && n < self.len() => self.skip += n,
+                Ok(n) if all && n > 0 && (quick || n == self.reach(usize::MAX)) && n < self.len() => {
+                    call.looks_again(if quick { now } else { Since::at_wake() });
+                    call.goes_on(&mut self, n);
+                }
                 Err(libc::EAGAIN) if quick && call.may_wait => {
                     let events = if sends { libc::POLLOUT } else { libc::POLLIN };
                     if let Err(e) = poll_wait(at, events, call.deadline(), how) {

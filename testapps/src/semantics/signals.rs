@@ -24,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("eintr-waits-of-a-child", eintr_in_child),
     ("restart-recv", restart_recv),
     ("restart-recv-of-more", restart_recv_of_more),
+    ("restart-recv-of-all-and-a-return", restart_recv_of_all),
     ("restart-send", restart_send),
     ("signal-masks", masks),
     ("signal-mask-data", mask_data),
@@ -126,6 +127,32 @@ fn restart_recv_of_more(cx: &mut Cx) -> Res {
     cx.take(&b[..2])?;
     cx.wait()?;
     cx.wait()?;
+    Ok(())
+}
+
+/// Nor one of all, if the connection goes back to the kernel before the first byte comes.
+fn restart_recv_of_all(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    for _ in 0..8 {
+        let (fd, (a, b)) = (cx.fd, sys::socketpair()?);
+        // What another process might have it does not leave again.
+        let returns = std::thread::spawn(move || {
+            util::pause_ms(60);
+            more::send_fd(a, fd)?;
+            more::recv_fd(b)
+        });
+        for (ms, n) in [(90, 10), (20, 40)] {
+            cx.later(ms, n)?;
+        }
+        let mut buf = [0; 50];
+        hit("a receive of all", Ok(50), || sys::recv(cx.fd, &mut buf, MSG_WAITALL))?;
+        cx.take(&buf)?;
+        cx.wait()?;
+        let other = returns.join().map_err(|_| Why("a thread panicked".into()))??;
+        [a, b, other].into_iter().try_for_each(sys::close)?;
+        cx.renew()?;
+        cx.leave_tcp()?;
+    }
     Ok(())
 }
 
