@@ -6,8 +6,9 @@
 //! that stood before the program began, as in a container, is another matter: what it refuses leaves connections on TCP.
 
 use crate::log::{log, Level};
+use crate::sys::sys;
 use crate::{bg, holders, process, table};
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::c_int;
 
 /// `prctl(PR_SET_SECCOMP)`.
@@ -20,6 +21,18 @@ static RETIRING: AtomicBool = AtomicBool::new(false);
 /// Whether the library has retired in this process, or in one that it descends from.
 pub fn is_retired() -> bool {
     RETIRED.load(Relaxed)
+}
+
+/// Whether the program runs under a filter, which had been there before it: that may kill for a call that it does not know.
+pub fn is_filtered() -> bool {
+    /// 0: not known yet, 1: there is none, 2: there is one.
+    static FILTERED: AtomicU32 = AtomicU32::new(0);
+    if FILTERED.load(Relaxed) == 0 {
+        // SAFETY: a question.
+        let mode = unsafe { sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
+        FILTERED.store(if mode == Ok(0) { 1 } else { 2 }, Relaxed);
+    }
+    FILTERED.load(Relaxed) == 2
 }
 
 /// In a child that was forked while another thread of the parent was about to retire.

@@ -1,6 +1,7 @@
 //! What the kernel tells of a set: its items, as `/proc/self/fdinfo` lists them (proc(5)).
 
-use crate::sys::{sys, SysResult};
+use crate::retire::is_filtered;
+use crate::sys::{self, sys, SysResult};
 use crate::textfile::TextFile;
 use core::fmt::Write;
 use libc::c_int;
@@ -19,18 +20,42 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Whether its number is not that of another file by now.
-    pub fn is_there(&self) -> bool {
-        inode(self.fd).is_some_and(|there| self.inode == 0 || self.inode == there)
+    /// Whether the file that it is in the set `epfd` has its number here. Another process may have added it, where the number
+    /// meant another file; and both ends of a pipe, or all eventfds and sets, have an inode together. False also where that
+    /// cannot be told.
+    pub fn is_there(&self, epfd: c_int) -> bool {
+        let Some(s) = stat(self.fd).filter(|s| [0, s.st_ino].contains(&self.inode)) else { return false };
+        // A socket has one of its own, and is one file.
+        s.st_mode & libc::S_IFMT == libc::S_IFSOCK && self.inode != 0 || is_item(epfd, self.fd)
     }
+}
+
+/// Whether the one item that the set `epfd` has under the number `fd` is that file here, as kcmp(2) tells (Linux 4.13).
+fn is_item(epfd: c_int, fd: c_int) -> bool {
+    const KCMP_EPOLL_TFD: c_int = 7;
+    if is_filtered() {
+        return false;
+    }
+    let pid = sys::pid();
+    // struct kcmp_epoll_slot: the set, the number, and which of the items that have it (linux/kcmp.h).
+    let compare = |which: u32| {
+        let slot = [epfd as u32, fd as u32, which];
+        // SAFETY: the slot is readable.
+        unsafe { sys!(libc::SYS_kcmp, pid, pid, KCMP_EPOLL_TFD, fd, &slot) }
+    };
+    compare(0) == Ok(0) && compare(1) == Err(libc::ENOENT)
 }
 
 /// That of the file `fd`.
 pub fn inode(fd: c_int) -> Option<u64> {
+    stat(fd).map(|s| s.st_ino)
+}
+
+fn stat(fd: c_int) -> Option<libc::stat> {
     // SAFETY: all-zero is one.
     let mut s: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `s` is writable.
-    unsafe { sys!(libc::SYS_fstat, fd, &mut s) }.is_ok().then_some(s.st_ino)
+    unsafe { sys!(libc::SYS_fstat, fd, &mut s) }.is_ok().then_some(s)
 }
 
 /// A set that is described by more than this is too large to be looked at.
@@ -61,7 +86,6 @@ fn item(line: &[u8]) -> Option<Listed> {
 mod tests {
     use super::*;
     use crate::epoll::kernel_ctl;
-    use crate::sys;
 
     #[test]
     fn items_are_read_as_the_kernel_writes_them() {
@@ -82,9 +106,16 @@ mod tests {
         assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Ok(false));
         let [one] = all[..] else { panic!("{all:?}") };
         assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
-        assert!(one.inode != 0 && one.is_there() && !Listed { inode: one.inode + 1, ..one }.is_there());
-        assert!(!Listed { fd: 1 << 20, ..one }.is_there());
-        [ep, fd].into_iter().for_each(sys::close);
+        assert!(one.inode != 0 && one.is_there(ep) && !Listed { inode: one.inode + 1, ..one }.is_there(ep));
+        assert!(!Listed { fd: 1 << 20, ..one }.is_there(ep));
+        // Another file of the same inode gets the number.
+        // SAFETY: no preconditions.
+        let [kept, other] =
+            [(libc::SYS_dup, fd), (libc::SYS_eventfd2, 0)].map(|(n, a)| unsafe { sys!(n, a, 0) }.unwrap());
+        // SAFETY: a number of ours.
+        unsafe { sys!(libc::SYS_dup3, other, fd, 0) }.unwrap();
+        assert!(!one.is_there(ep));
+        [ep, fd, kept as c_int, other as c_int].into_iter().for_each(sys::close);
         // (Their own numbers other tests may have by now.)
         assert_eq!(any_listed(1 << 20, |_| true), Err(libc::ENOENT));
     }

@@ -1,6 +1,6 @@
 //! Sets whose own fd is polled, by another set or by `poll`: their readiness must show in the kernel.
 
-use super::listing::{self, Listed};
+use super::listing::Listed;
 use super::*;
 
 /// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.
@@ -118,8 +118,6 @@ impl Set {
     #[cold]
     fn kernel_has_event(&self, fd: c_int) -> bool {
         let token = self.token.load(Relaxed);
-        // Of all files like sets: of these the inode does not say which is which.
-        let common = listing::inode(fd);
         let ready = |item: Listed| {
             let mask = (item.events & !NOT_EVENTS) as libc::c_short;
             // (The kernel adds two events to those of all but a one-shot that has fired.)
@@ -127,7 +125,7 @@ impl Set {
                 return false;
             }
             // What has another number here, or none, may well be it.
-            let there = item.is_there() && item.inode != 0 && Some(item.inode) != common;
+            let there = item.is_there(fd);
             let Some(number) = (if there { Some(item.fd) } else { self.number_of(item.data) }) else {
                 return true;
             };

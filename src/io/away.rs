@@ -84,6 +84,10 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     if visit::is_regained(conn) {
         return Step::Again;
     }
+    if conn.has_ended(END_WRSHUT) {
+        // It fails, and how is known where all that the peer has done has come.
+        visit::settle(conn);
+    }
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     loop {

@@ -11,9 +11,10 @@
 
 use super::Crowd;
 use crate::log::{log, Level};
+use crate::retire::is_filtered;
 use crate::sys::sys;
 use crate::thread::Critical;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::AtomicBool;
 
 /// Processors that a mask has room for: more than Linux can have (`NR_CPUS`).
 const WORDS: usize = 128;
@@ -29,18 +30,6 @@ pub static SERVES: AtomicBool = AtomicBool::new(false);
 
 /// When it was done last, and how long it is not to be done again.
 static DONE: Crowd = Crowd::new();
-
-/// 0: not known yet, 1: there is no filter, 2: there is.
-static FILTERED: AtomicU32 = AtomicU32::new(0);
-
-fn is_filtered() -> bool {
-    if FILTERED.load(Relaxed) == 0 {
-        // SAFETY: a question.
-        let mode = unsafe { sys!(libc::SYS_prctl, libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
-        FILTERED.store(if mode == Ok(0) { 1 } else { 2 }, Relaxed);
-    }
-    FILTERED.load(Relaxed) == 2
-}
 
 /// Whether it may be tried at this moment.
 pub fn may_part(now: i64) -> bool {

@@ -198,7 +198,11 @@ pub fn run(a: &Args) -> i32 {
         warm: a.text("warm", "60"),
         native_twice: a.has("native-twice"),
     };
-    let code = if a.has("one") { single(&s, a) } else { many(&s, a) };
+    let code = match () {
+        _ if a.has("one") => single(&s, a),
+        _ if a.has("these") => these(&s, a),
+        _ => many(&s, a),
+    };
     let _ = std::fs::remove_dir_all(dir);
     code
 }
@@ -218,6 +222,26 @@ fn single(s: &Setup, a: &Args) -> i32 {
     }
     println!("{} passed, {bad} failed", times - bad);
     (bad > 0) as i32
+}
+
+/// Single programs, each `--times` times.
+fn these(s: &Setup, a: &Args) -> i32 {
+    let (mut passed, mut failed, mut upgraded) = (0, 0, 0);
+    for k in super::numbers(&a.text("these", "")).into_iter().map(|k| k as u64) {
+        for _ in 0..a.num("times", 1) {
+            let (x, y) = (one(s, false, k, &[]), one(s, !s.native_twice, k, &[]));
+            upgraded += y.upgraded;
+            if difference(&x.trace, &y.trace).is_some() {
+                failed += 1;
+                println!("FAIL program {k}: {}", in_a_line(&x, &y));
+            } else {
+                passed += 1;
+            }
+        }
+    }
+    println!("{upgraded} ends of connections were upgraded");
+    println!("{passed} passed, {failed} failed");
+    (failed > 0 || passed == 0) as i32
 }
 
 fn many(s: &Setup, a: &Args) -> i32 {

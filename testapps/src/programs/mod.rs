@@ -18,15 +18,15 @@ use crate::args::Args;
 use crate::prng::{mix, Rng};
 use conductor::{Done, Run, Stop};
 
-/// `programs [--seed S] [--count N] [--one K [--keep LIST] [--verbose]] [--lib PATH] [--native-twice]
+/// `programs [--seed S] [--count N] [--one K [--keep LIST] [--verbose]] [--these LIST] [--lib PATH] [--native-twice]
 /// [--steps N] [--without KINDS] [--jobs N] [--known PERCENT] [--warm N]`.
 ///
 /// Runs `--count` programs from number `--seed` on, natively and with the library preloaded, and compares. A program
 /// that differs is made as short as possible. `--one` runs a single program and shows both traces; `--keep` has the
-/// steps to do (as `3,5-9`). `--native-twice` does without the library: what differs then is the generator's fault.
-/// Up to `--known` percent that differ are counted as skipped, but never a hang, a death or wrong bytes. `--without`
-/// leaves out kinds of steps (as `fork,pass`). A connection that is preloaded first exchanges messages until it has left
-/// TCP, but no more than `--warm` (60).
+/// steps to do (as `3,5-9`). `--these` runs single programs, each `--times` times. `--native-twice` does without the library:
+/// what differs then is the generator's fault. Up to `--known` percent that differ are counted as skipped, but never a hang, a
+/// death or wrong bytes. `--without` leaves out kinds of steps (as `fork,pass`). A connection that is preloaded first exchanges
+/// messages until it has left TCP, but no more than `--warm` (60).
 pub fn run(a: &Args) -> i32 {
     if a.has("worker") {
         worker(a)
