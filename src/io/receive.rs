@@ -98,6 +98,11 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
                     conn.find_lost().into_iter().for_each(|e| conn.fail(e));
                     failed(conn)
                 }
+                Take::Error(libc::ECONNRESET) => {
+                    // What the peer's slot says of it is no news any more.
+                    conn.end.fetch_or(END_TOLD, SeqCst);
+                    Take::Error(libc::ECONNRESET)
+                }
                 t => t,
             }
         }

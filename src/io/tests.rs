@@ -818,3 +818,27 @@ fn a_reset_in_the_middle_of_a_replay_is_told_once_and_by_all_means() {
         conn.set_phase(Phase::Closed);
     }
 }
+
+/// A reset that the kernel has told a receive is not told once more because the peer's slot says so, too.
+#[test]
+fn a_reset_of_the_kernels_is_told_once() {
+    let slot = Slot::default();
+    let (conn, ours, theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    know(fd, conn);
+    slot.flags.store(CLOSED | ABORT, SeqCst);
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR);
+    let mut buf = [0u8; 8];
+    let iov = one(buf.as_mut_ptr().cast(), buf.len());
+    // SAFETY: `buf` is writable.
+    let receive = || unsafe { recv(fd, &iov, core::ptr::null_mut(), 0) };
+    assert_eq!(receive(), Outcome::Fail(libc::ECONNRESET));
+    assert_eq!(asked_error(fd, conn), None);
+    assert_eq!(receive(), Outcome::Done(0));
+    assert_eq!(conn.readiness(0), libc::EPOLLHUP as u32);
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}

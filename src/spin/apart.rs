@@ -90,6 +90,7 @@ pub fn part(now: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::Ordering::*;
 
     fn cpu() -> u32 {
         // SAFETY: no preconditions.
