@@ -525,6 +525,9 @@ fn reset_leaves_none(cx: &mut Cx) -> Res {
 fn reset_after_both(cx: &mut Cx) -> Res {
     const N: usize = 2990;
     const ALL: i16 = POLLIN | POLLOUT | POLLHUP;
+    if std::env::var_os("RINGSOCK_CHAOS").is_some() {
+        return untried("a known difference (issue 4): in the middle of a move the kernel's POLLERR is believed");
+    }
     for how in [libc::SHUT_WR, libc::SHUT_RDWR] {
         unread(cx, N)?;
         sys::shutdown(cx.fd, how)?;
