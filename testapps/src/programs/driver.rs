@@ -226,11 +226,12 @@ fn single(s: &Setup, a: &Args) -> i32 {
 
 /// Single programs, each `--times` times.
 fn these(s: &Setup, a: &Args) -> i32 {
-    let (mut passed, mut failed, mut upgraded) = (0, 0, 0);
+    let (mut passed, mut failed, mut upgraded, mut on_rings) = (0, 0, 0, 0);
     for k in super::numbers(&a.text("these", "")).into_iter().map(|k| k as u64) {
         for _ in 0..a.num("times", 1) {
             let (x, y) = (one(s, false, k, &[]), one(s, !s.native_twice, k, &[]));
             upgraded += y.upgraded;
+            on_rings += (y.upgraded > 0) as u64;
             if difference(&x.trace, &y.trace).is_some() {
                 failed += 1;
                 println!("FAIL program {k}: {}", in_a_line(&x, &y));
@@ -240,6 +241,10 @@ fn these(s: &Setup, a: &Args) -> i32 {
         }
     }
     println!("{upgraded} ends of connections were upgraded");
+    if !s.native_twice && on_rings * 2 < passed + failed {
+        println!("FAIL less than half of the programs had a connection on a ring: that is no test");
+        failed += 1;
+    }
     println!("{passed} passed, {failed} failed");
     (failed > 0 || passed == 0) as i32
 }
