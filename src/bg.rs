@@ -642,6 +642,7 @@ impl Bg {
                     b.tx.ring().show();
                 }
                 own.flags.fetch_or(CLOSED | abort, SeqCst);
+                conn.flush();
             }
             conn.lingering.store(false, Release);
             conn.holders.remove(me);
