@@ -108,7 +108,7 @@ fn told_of_both_ends(cx: &mut Cx, for_good: bool) -> Res {
     sys::shutdown(cx.fd, SHUT_WR)?;
     cx.tell(Op::Close, 0, 0, 0)?;
     // (The kernel may tell of the end, and of what the end leads to.)
-    util::pause_ms(20);
+    util::pause_ms(if cx.hosts.are_two() { 500 } else { 20 });
     same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP | EPOLLHUP, "events");
     is_quiet(ep)?;
     if for_good {
