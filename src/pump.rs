@@ -128,10 +128,11 @@ pub fn say_beyond(conn: &Conn) {
 /// none: its kernel would answer them with a reset, though nothing is amiss. Either it sees the announcement, and keeps its
 /// socket until the return is done ([`Both::is_returning`]), or this end sees that it has closed; if both, it is taken back.
 fn may_speak(b: &mut Both) -> bool {
-    if !b.sw().leaving() || b.sw().has_sent_frames() {
+    let conn = b.tx.conn();
+    // For a reset is what [`bereave`] has it speak.
+    if !b.sw().leaving() || b.sw().has_sent_frames() || conn.has_ended(END_BEREFT) {
         return true;
     }
-    let conn = b.tx.conn();
     let (Some(own), Some(peer)) = (conn.own(), conn.peer()) else { return true };
     let in_vain = || {
         let flags = peer.flags.load(SeqCst);

@@ -218,6 +218,33 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
     conn.set_phase(Phase::Closed);
 }
 
+/// Nor to who is killed, nor to who ends properly: the kernel would have reset the connection for what was left unread.
+#[test]
+fn what_a_process_leaves_unread_in_its_ring_is_a_reset() {
+    for flags in [0, crate::layout::BYE] {
+        let (slot, own) = (Slot::default(), Slot::default());
+        let (conn, _ours, mut theirs) = armed(&slot);
+        conn.attach(None, 0, &own);
+        conn.attach_peer(0, &slot);
+        {
+            let mut b = conn.lock_both();
+            b.sw().allow_mark(NONCE);
+            assert!(b.sw().start_mark());
+            pump::run(&mut b);
+            b.tx.ring().produced = 100;
+        }
+        theirs.read_exact(&mut [0; wire::MARK_LEN]).unwrap();
+        arrive(conn, &mut theirs, b"not read");
+        slot.flags.store(flags, SeqCst);
+        drop(theirs);
+        settle(conn, libc::POLLRDHUP);
+        assert!(pump::bereave(&mut conn.lock_both()));
+        settle(conn, libc::POLLHUP | libc::POLLERR);
+        conn.set_phase(Phase::Closed);
+        conn.attach(None, 0, core::ptr::null());
+    }
+}
+
 /// The peer has said that it resets the connection, which its kernel does a moment later: what is told of that now holds.
 #[test]
 fn who_was_told_of_a_reset_sends_nothing() {
