@@ -3,8 +3,9 @@
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
 Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's,
-APR's, lighttpd's, libmicrohttpd's, nng's, OpenSSH's, redis-py's, rsync's,
-socat's, stunnel's, ZeroMQ's. Both ends of nearly all their connections are in
+APR's, lighttpd's, libmicrohttpd's, MariaDB's, nng's, OpenSSH's, POCO's,
+pyftpdlib's and other Python servers', redis-py's, rsync's, socat's, stunnel's,
+Tcl's, ZeroMQ's. Both ends of nearly all their connections are in
 the preloaded processes, so these must leave TCP: a suite of which no
 connection did counts as failed.
 
@@ -30,9 +31,9 @@ import time
 
 from preload_lib import default_preload
 from suites import (
-    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, memcached,
-    microhttpd, mosquitto, nng, node, openssh, perl, php, postgres, redis, redispy, rsync, ruby, socat, stunnel, uvloop,
-    zeromq,
+    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, mariadb,
+    memcached, microhttpd, mosquitto, nng, node, openssh, perl, php, poco, postgres, pypi, redis, redispy, rsync, ruby, socat, stunnel, tcl,
+    uvloop, zeromq,
 )
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
 
@@ -59,6 +60,7 @@ BY_NAME = {
     "gio": gio.prepare,
     "jdk": jdk.prepare,
     "lighttpd": lighttpd.prepare,
+    "mariadb": mariadb.prepare,
     "memcached": memcached.prepare,
     "microhttpd": microhttpd.prepare,
     "mosquitto": mosquitto.prepare,
@@ -66,11 +68,14 @@ BY_NAME = {
     "openssh": openssh.prepare,
     "perl": perl.prepare,
     "php": php.prepare,
+    "poco": poco.prepare,
+    "pypi": pypi.prepare,
     "redis": redis.prepare,
     "redispy": redispy.prepare,
     "rsync": rsync.prepare,
     "socat": socat.prepare,
     "stunnel": stunnel.prepare,
+    "tcl": tcl.prepare,
     "zeromq": zeromq.prepare,
 }
 
