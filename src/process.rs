@@ -1,7 +1,7 @@
 //! What concerns the process as a whole: its start and end, fork, exec.
 
 use crate::conn::*;
-use crate::layout::{ABORT, BYE, CLOSED};
+use crate::layout::{ABORT, BYE, CLOSED, LEAVING};
 use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
@@ -223,8 +223,12 @@ fn finish_returns(until: i64, which: impl Fn(&Conn) -> bool) {
             let busy = {
                 let mut b = c.lock_both();
                 if let Some(own) = c.own().filter(|_| c.holders.is_only(holder_id())) {
-                    own.flags.fetch_or(BYE, SeqCst);
+                    let fresh = own.flags.fetch_or(BYE, SeqCst) & BYE == 0;
                     c.flush();
+                    if fresh && c.peer().is_some_and(|p| p.flags.load(SeqCst) & LEAVING != 0) {
+                        // What it has announced, and not begun, it takes back now.
+                        c.hint_peer();
+                    }
                 }
                 pump::run(&mut b);
                 // A mark or frame that nobody takes makes the kernel reset what should only end.

@@ -138,19 +138,23 @@ fn may_speak(b: &mut Both) -> bool {
         let flags = peer.flags.load(SeqCst);
         flags & (CLOSED | BYE) != 0 || flags & LEAVING == 0 && own.flags.load(SeqCst) & BYE != 0
     };
-    if in_vain() {
-        return false;
+    // (It may have been announced long ago, when there was nothing to say as yet.)
+    let mut announced = own.flags.load(SeqCst) & LEAVING != 0;
+    if !in_vain() {
+        own.flags.fetch_or(LEAVING, SeqCst);
+        conn.flush();
+        stumble();
+        if !in_vain() {
+            return true;
+        }
+        announced = true;
     }
-    own.flags.fetch_or(LEAVING, SeqCst);
-    conn.flush();
-    stumble();
-    if in_vain() {
+    if announced {
         own.flags.fetch_and(!LEAVING, SeqCst);
         conn.flush();
         conn.hint_peer();
-        return false;
     }
-    true
+    false
 }
 
 /// Directions that were shut in the ring are shut in TCP, too, when they have come there.

@@ -218,7 +218,7 @@ fn who_only_writes_learns_that_the_peer_is_gone() {
     conn.set_phase(Phase::Closed);
 }
 
-/// Nor to who is killed, nor to who ends properly: the kernel would have reset the connection for what was left unread.
+/// Whether a process is killed or ends properly, the kernel would have reset the connection for what it leaves unread.
 #[test]
 fn what_a_process_leaves_unread_in_its_ring_is_a_reset() {
     for flags in [0, crate::layout::BYE] {
@@ -243,6 +243,32 @@ fn what_a_process_leaves_unread_in_its_ring_is_a_reset() {
         conn.set_phase(Phase::Closed);
         conn.attach(None, 0, core::ptr::null());
     }
+}
+
+/// A return that has been announced, and then there is nobody to hear what it says: a peer that keeps its socket for that would
+/// wait for ever, and our program for the end.
+#[test]
+fn what_is_announced_is_taken_back_if_the_peer_has_closed_before_it_is_said() {
+    let (slot, own) = (Slot::default(), Slot::default());
+    let (conn, _ours, mut theirs) = armed(&slot);
+    conn.attach(None, 0, &own);
+    conn.attach_peer(0, &slot);
+    {
+        let mut b = conn.lock_both();
+        b.sw().leave();
+        pump::run(&mut b);
+        assert_ne!(own.flags.load(SeqCst) & LEAVING, 0, "not announced");
+        assert!(!b.sw().has_sent_frames());
+        slot.flags.fetch_or(CLOSED, SeqCst);
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        pump::run(&mut b);
+        assert!(!b.sw().has_sent_frames());
+    }
+    theirs.read_exact(&mut [0; wire::MARK_LEN]).unwrap();
+    assert_eq!(own.flags.load(SeqCst) & LEAVING, 0, "the peer still waits for it");
+    conn.set_phase(Phase::Closed);
+    conn.attach(None, 0, core::ptr::null());
 }
 
 /// The peer has said that it resets the connection, which its kernel does a moment later: what is told of that now holds.
