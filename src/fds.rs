@@ -363,6 +363,11 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
     c.set_phase(Phase::Closed);
     c.local().fd.store(-1, Relaxed);
     if abort && how != How::Stale {
+        if c.has_ended(END_WRSHUT) && b.tx.path() == TxPath::Tcp && !b.tx.pending() {
+            // The program's own end has come before the reset, which is another error then. (On the ring the flags say so.)
+            // SAFETY: an fd of the connection, which is closed below.
+            let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_WR) };
+        }
         reset_at_close(fd);
     }
     let r = kernel();

@@ -643,6 +643,24 @@ fn the_end_of_a_ring_does_not_wait_for_a_mark() {
     assert!(conn.lingering.load(SeqCst));
 }
 
+/// Who shuts down, and then closes with bytes unread, sends an end and a reset behind it, also in the middle of an upgrade.
+#[test]
+fn a_reset_by_a_close_is_behind_the_end_by_a_shutdown() {
+    use std::os::fd::IntoRawFd;
+    let (slot, own): (&Slot, &Slot) = (Box::leak(Box::default()), Box::leak(Box::default()));
+    let (conn, ours, mut theirs) = armed(slot);
+    let fd = ours.into_raw_fd();
+    know(fd, conn);
+    conn.local().fds.store(1, SeqCst);
+    conn.attach(None, 0, own);
+    conn.attach_peer(0, slot);
+    arrive(conn, &mut theirs, b"not read");
+    let _ = crate::fds::shutdown(fd, libc::SHUT_RDWR);
+    assert_eq!(crate::fds::close(fd), Outcome::Done(0));
+    assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
+    assert_eq!(theirs.take_error().unwrap().and_then(|e| e.raw_os_error()), Some(libc::EPIPE));
+}
+
 /// What the kernel has in its error queue, such as that a send without copying is done, is nothing to read.
 #[test]
 fn a_completion_is_nothing_to_read() {
