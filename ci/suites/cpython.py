@@ -5,9 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree
 
-from .frame import FAIL, PASS, SKIP, Unavailable, clean_env, need
+from .frame import FAIL, SKIP, Unavailable, clean_env, junit, need
 
 # The longest first: two run at a time.
 MODULES = """test_asyncio test_socket test_ssl test_selectors test_ftplib test_imaplib test_poplib test_select
@@ -46,12 +45,7 @@ def unit(exe, module):
         command = [exe, "-m", "test", "-v", "--timeout", str(SECONDS - 20), "--junit-xml", xml_file]
         command += [*OPTIONS.get(module, []), module]
         status, _ = place.command(command, module + ".log", SECONDS, cwd=scratch)
-        results = {}
-        if os.path.exists(xml_file):
-            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
-                kinds = {child.tag for child in case}
-                name = f"{module}:{case.get('name').split(' ')[0]}"
-                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        results = junit(xml_file, lambda case: f"{module}:{case.get('name').split(' ')[0]}")
         # 2: tests failed, 3: the environment was changed, 4: nothing was run.
         if status not in (0, 2, 3, 4) or not results:
             results[f"{module}:all"] = SKIP if status in (0, 4) else FAIL

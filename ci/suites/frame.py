@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "ci"))
@@ -133,6 +134,16 @@ def debian_source(package):
     if not there:
         raise Unavailable(f"the source of {package} did not unpack")
     return there[0]
+
+
+def junit(path, name=lambda case: f"{case.get('classname')}.{case.get('name')}"):
+    """The results that a test runner has written as XML; none if it wrote none. `name`: of a test case."""
+    results = {}
+    if os.path.exists(path):
+        for case in xml.etree.ElementTree.parse(path).iter("testcase"):
+            kinds = {child.tag for child in case}
+            results[name(case)] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+    return results
 
 
 def below_tmp(*paths):

@@ -5,9 +5,8 @@ import os
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree
 
-from .frame import FAIL, PASS, SKIP, Unavailable
+from .frame import FAIL, PASS, SKIP, Unavailable, junit
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from preload_lib import venv_python  # noqa: E402
@@ -43,12 +42,7 @@ def trio(python):
         command = [python, "-m", "pytest", "-q", "--timeout", "60", "-p", "no:cacheprovider", f"--junit-xml={xml_file}"]
         command += ["-p", "trio._tests.pytest_plugin", "--pyargs", "trio._tests", "--ignore-glob=*tools*"]
         status, _ = place.command(command, "trio.log", SECONDS, cwd=place.folder)
-        results = {}
-        if os.path.exists(xml_file):
-            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
-                kinds = {child.tag for child in case}
-                name = f"{case.get('classname')}.{case.get('name')}"
-                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        results = junit(xml_file)
         if status not in (0, 1) or not results:
             results["trio:all"] = FAIL
         return results

@@ -5,9 +5,8 @@ import glob
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree
 
-from .frame import FAIL, PASS, SKIP, Unavailable, home, run
+from .frame import FAIL, Unavailable, home, junit, run
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from preload_lib import venv_python  # noqa: E402
@@ -27,7 +26,8 @@ SECONDS = 300
 
 
 def unit(python, source, file):
-    name = f"{os.path.basename(source)}/{file}"
+    package = os.path.basename(source)
+    name = f"{package}/{file}"
 
     def run_it(place):
         log = name.replace("/", "-")
@@ -36,12 +36,7 @@ def unit(python, source, file):
         options = ["-q", "-c", "/dev/null", "--rootdir", ".", "--timeout=60", "-p", "no:cacheprovider", "-W", "ignore", f"--junit-xml={report}"]
         env = {"PYTHONDONTWRITEBYTECODE": "1"}
         status, _ = place.command([python, "-m", "pytest", *options, file], log + ".log", SECONDS, cwd=source, env=env)
-        results = {}
-        if os.path.exists(report):
-            for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-                kinds = {child.tag for child in case}
-                test = f"{case.get('classname')}.{case.get('name')}"
-                results[test] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        results = junit(report, lambda case: f"{package}:{case.get('classname')}.{case.get('name')}")
         # 5: no tests.
         if status not in (0, 1, 5):
             results[f"{name}:all"] = FAIL

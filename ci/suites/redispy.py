@@ -5,9 +5,8 @@ import glob
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree
 
-from .frame import FAIL, PASS, SKIP, Unavailable, home, need, run
+from .frame import FAIL, Unavailable, home, junit, need, run
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from preload_lib import venv_python  # noqa: E402
@@ -41,12 +40,7 @@ def unit(python, source, file):
         options = ["-q", "--timeout=60", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-W", "ignore", "-m", "not redismod and not ssl and not onlycluster", f"--junit-xml={report}"]
         command = ["sh", "-c", RUN, "sh", python, "-m", "pytest", *options, file]
         status, _ = place.command(command, log + ".log", SECONDS, cwd=source, env={"PYTHONDONTWRITEBYTECODE": "1"})
-        results = {}
-        if os.path.exists(report):
-            for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-                kinds = {child.tag for child in case}
-                test = f"{case.get('classname')}.{case.get('name')}"
-                results[test] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        results = junit(report)
         if status not in (0, 1) or not results:
             results[f"{name}:all"] = FAIL
         return results

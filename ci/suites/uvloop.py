@@ -4,9 +4,8 @@ import glob
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree
 
-from .frame import FAIL, PASS, SKIP, Unavailable, clean_env, home, run
+from .frame import FAIL, Unavailable, clean_env, home, junit, run
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from preload_lib import venv_python  # noqa: E402
@@ -46,12 +45,7 @@ def unit(python, tests, module):
         # This libuv sets up an io_uring, and then all connections stay on TCP.
         env = {"UV_USE_IO_URING": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         status, _ = place.command(command, module + ".log", SECONDS, cwd=tests, env=env)
-        results = {}
-        if os.path.exists(xml_file):
-            for case in xml.etree.ElementTree.parse(xml_file).iter("testcase"):
-                kinds = {child.tag for child in case}
-                name = f"{module}:{case.get('classname').split('.')[-1]}.{case.get('name')}"
-                results[name] = FAIL if kinds & {"failure", "error"} else SKIP if "skipped" in kinds else PASS
+        results = junit(xml_file, lambda case: f"{module}:{case.get('classname').split('.')[-1]}.{case.get('name')}")
         if status not in (0, 1) or not results:
             results[f"{module}:all"] = FAIL
         return results
