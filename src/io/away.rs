@@ -63,7 +63,10 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             return Step::Again;
         }
         if b.len() == 0 && visit::has_come(conn) {
-            // Nothing is taken, so the kernel may say what comes of it.
+            // Nothing is taken, so the kernel may say what comes of it, behind what was in the ring.
+            if !call.may_wait {
+                visit::await_rest(conn, until);
+            }
             return Step::Return(Outcome::Bypass);
         }
         if !call.may_wait && visit::has_come(conn) {
