@@ -260,7 +260,13 @@ impl Remote {
                     c.flight.answered();
                 }
                 let few = produced - c.posted < self.gather.bytes;
-                if !c.flight.takes(few) || !self.has_room_behind(posted, done, RESERVE) {
+                if !c.flight.takes(few) {
+                    if few {
+                        c.flight.hold();
+                    }
+                    return false;
+                }
+                if !self.has_room_behind(posted, done, RESERVE) {
                     return false;
                 }
                 let next = &own.geo[c.geos as usize % GEOS];
@@ -287,7 +293,7 @@ impl Remote {
                 // Rounded down, so a little of it may be said again.
                 c.consumed = c.consumed.max(consumed / imm::UNIT * imm::UNIT);
                 let said = c.consumed;
-                let signal = c.flight.post(len);
+                let signal = c.flight.post(few, len, c.next.piece.length.into());
                 self.posted_to[slot as usize].store(c.posted, Relaxed);
                 self.said(slot, peer, said);
                 let Some((lkey, rkey)) = self.keys(chunk) else {

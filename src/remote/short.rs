@@ -36,7 +36,7 @@ impl Remote {
         self.work_left();
     }
 
-    /// The same of what is no answer, or is to give a completion, or goes by a device that is not quiet.
+    /// The same of what is to give a completion, or goes by a device that is not quiet.
     #[cold]
     #[inline(never)]
     fn sent_in_a_row(&self, slot: u32, peer: &Slot, g: Held) {
@@ -85,8 +85,8 @@ impl Remote {
         self.fail();
     }
 
-    /// Makes the next request of a slot what it is to be. Under `post_lock`. `EXCHANGE`: only if it is exchanged one by one,
-    /// without a completion, by a device that is quiet, which takes fewer looks.
+    /// Makes the next request of a slot what it is to be. Under `post_lock`. `EXCHANGE`: only if it is exchanged one by one, or
+    /// follows others that nothing gathers behind, without a completion, by a device that is quiet, which takes fewer looks.
     #[inline(always)]
     fn prepare<const EXCHANGE: bool>(&self, p: &mut Post, slot: usize, own: &Slot, peer: &Slot) -> bool {
         let c = &mut p.copied[slot];
@@ -103,10 +103,14 @@ impl Remote {
         }
         let heard = peer.produced.load(Relaxed);
         if EXCHANGE {
-            if heard == c.heard || !c.flight.exchange() {
+            if heard != c.heard {
+                if !c.flight.exchange() {
+                    return false;
+                }
+                c.heard = heard;
+            } else if !c.flight.follow() {
                 return false;
             }
-            c.heard = heard;
             c.next.request.send_flags = SOLICITED | INLINE;
             p.silent -= 1;
             if p.silent == 0 {
@@ -147,7 +151,7 @@ impl Remote {
         if !c.flight.takes(true) {
             return false;
         }
-        let signal = c.flight.post(len);
+        let signal = c.flight.post(true, len, c.next.piece.length.into());
         p.silent -= 1;
         let mut flags = SOLICITED;
         if len as u32 <= self.inline {
