@@ -70,6 +70,11 @@ impl News {
         News { arrived: self.arrived.max(before.arrived + more), ..self }
     }
 
+    /// Whether the peer's stream has ended, and not by a reset.
+    pub fn has_ended(&self) -> bool {
+        self.ends == 1
+    }
+
     /// Whether as much had arrived of what an item that asks for `events` is told of.
     pub fn is_as_far(&self, other: &News, events: u32) -> bool {
         self.ends == other.ends && (events & READS == 0 || self.arrived == other.arrived)

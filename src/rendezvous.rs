@@ -139,6 +139,13 @@ pub fn received(fd: c_int) -> Option<u64> {
     tcp_counts(fd).map(|(_, received, _)| received)
 }
 
+/// The same, and whether that end has come.
+pub fn received_and_ended(fd: c_int) -> Option<(u64, bool)> {
+    /// `TCP_TIME_WAIT`, `TCP_CLOSE`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK` and `TCP_CLOSING`.
+    const ENDED: [u8; 5] = [6, 7, 8, 9, 11];
+    tcp_counts(fd).map(|(_, received, state)| (received, ENDED.contains(&state)))
+}
+
 /// How many bytes the kernel's socket has been given to send; so do a `SYN` and an end count. `None` if it is sending just now,
 /// or does not tell.
 pub fn sent(fd: c_int) -> Option<u64> {

@@ -385,9 +385,9 @@ fn state(b: &mut Both, fd: c_int) -> (News, u32) {
     (News::under(&mut b.rx), bits.into())
 }
 
-/// The same, and what the kernel had moved then, or will have when it has all that had arrived by a ring; if it goes on to
-/// receive, perhaps a little less.
-fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
+/// The same, and what the kernel had moved then, or will have when it has all that had arrived by a ring, and the end that the
+/// ring has told of; if it goes on to receive, perhaps a little less.
+pub(super) fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
     const TRIES: u32 = 8;
     let look = |b: &mut Both| {
         let to_come = match b.rx.path() {
@@ -398,7 +398,8 @@ fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
             _ => 0,
         };
         let (news, bits) = state(b, fd);
-        let received = rendezvous::received(fd).map_or(0, |n| n + to_come);
+        let end = |ended: bool| u64::from(news.has_ended() && !ended);
+        let received = rendezvous::received_and_ended(fd).map_or(0, |(n, ended)| n + to_come + end(ended));
         (Moved { received, sent: rendezvous::sent(fd) }, (news, if to_come > 0 { bits | IN } else { bits }))
     };
     let mut before = look(b);

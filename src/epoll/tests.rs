@@ -137,3 +137,20 @@ fn who_only_looks_sees_more_behind_an_edge() {
     inner.remove(Key::new(fd, conn), &s.begin_change());
     end((s, epfd));
 }
+
+/// The kernel counts the peer's end as one more byte received: none that an edge would be about, where the ring has told of it.
+#[test]
+fn the_end_that_a_ring_has_told_of_is_none_that_the_kernel_receives() {
+    use crate::io::tests::{armed, settle};
+    let slot = crate::layout::Slot::default();
+    let (conn, ours, theirs) = armed(&slot);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
+    let received = || ctl::still(&mut conn.lock_both(), fd).0.received;
+    assert_eq!(received(), 0);
+    conn.end.fetch_or(crate::conn::END_EOF, SeqCst);
+    assert_eq!(received(), 1, "before the kernel has it");
+    theirs.shutdown(std::net::Shutdown::Write).unwrap();
+    settle(conn, libc::POLLRDHUP);
+    assert_eq!(received(), 1);
+    conn.set_phase(Phase::Closed);
+}
