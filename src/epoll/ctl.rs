@@ -470,6 +470,54 @@ pub fn seen(conn: &Conn) {
     }
 }
 
+impl Set {
+    /// A managed item goes back to the kernel's set. Returns what its connection's heirs are to know of it. Under the set's lock
+    /// and both of the connection's.
+    pub(super) fn return_item(&self, inner: &mut Inner, key: Key, b: &mut Both) -> Option<Note> {
+        let conn = b.rx.conn();
+        let muted = inner.items.get_mut(&key).is_some_and(|i| self.mute(i, b));
+        let mut silenced = false;
+        let is_idle = muted && table::is(key.fd, conn) && self.is_idle_in_kernel(inner, &mut silenced);
+        let i = inner.items.get_mut(&key)?;
+        let mut note = self.name().map(|name| Note::of(name, key.fd, i));
+        // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
+        i.since = self.rounds.fetch_add(1, SeqCst);
+        self.returned.store(i.since, SeqCst);
+        i.aside = if i.spent { -1 } else { give_back(self.epfd.load(Relaxed), key.fd, conn, &i.for_kernel()) };
+        i.managed = false;
+        let quiet = is_idle && self.take_edge(inner, key, b);
+        note.iter_mut().for_each(|n| n.quiet = quiet);
+        if silenced {
+            bell::ring(self.bell.load(Acquire));
+        }
+        if self.managed.fetch_sub(1, SeqCst) == 1 && self.forked.load(Relaxed) {
+            // Other processes see it in their kernel's set, which it would make readable.
+            bell::clear(self.bell.load(Relaxed));
+        }
+        self.count_managed(-1);
+        self.moves.fetch_add(1, SeqCst);
+        note
+    }
+
+    /// The kernel will tell of an edge-triggered item because it has it again: notes whether there is news of it. Whether there
+    /// is none.
+    fn mute(&self, i: &mut Item, b: &mut Both) -> bool {
+        if i.events & (ET | ONESHOT) != ET {
+            return false;
+        }
+        let (moved, (news, bits)) = still(b, i.conn.local().fd.load(Relaxed));
+        let bits = bits & (i.events | ALWAYS);
+        if bits == 0 || i.told.has_news(news, bits, i.events) {
+            i.told = Told::NOTHING;
+            return false;
+        }
+        i.told = Told::all(news, bits);
+        (i.muted, i.moved) = (true, moved);
+        self.muted.fetch_add(1, SeqCst);
+        true
+    }
+}
+
 /// The connection is the kernel's again.
 pub fn unmanage(b: &mut Both) {
     let conn = b.rx.conn();
@@ -487,32 +535,9 @@ pub fn unmanage(b: &mut Both) {
         let _g = s.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *s.inner.get() };
-        let Some(i) = inner.items.get_mut(&Key::new(*fd, conn)) else { continue };
-        if i.managed {
-            let ev = i.for_kernel();
-            if i.events & (ET | ONESHOT) == ET {
-                let (moved, (news, bits)) = still(b, conn.local().fd.load(Relaxed));
-                let bits = bits & (i.events | ALWAYS);
-                if bits != 0 && !i.told.has_news(news, bits, i.events) {
-                    i.told = Told::all(news, bits);
-                    (i.muted, i.moved) = (true, moved);
-                    s.muted.fetch_add(1, SeqCst);
-                } else {
-                    i.told = Told::NOTHING;
-                }
-            }
-            notes.push(s.name().map(|name| Note::of(name, *fd, i)));
-            // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
-            i.since = s.rounds.fetch_add(1, SeqCst);
-            s.returned.store(i.since, SeqCst);
-            i.aside = if i.spent { -1 } else { give_back(s.epfd.load(Relaxed), *fd, conn, &ev) };
-            i.managed = false;
-            if s.managed.fetch_sub(1, SeqCst) == 1 && s.forked.load(Relaxed) {
-                // Other processes see it in their kernel's set, which it would make readable.
-                bell::clear(s.bell.load(Relaxed));
-            }
-            s.count_managed(-1);
-            s.moves.fetch_add(1, SeqCst);
+        let key = Key::new(*fd, conn);
+        if inner.items.get(&key).is_some_and(|i| i.managed) {
+            notes.push(s.return_item(inner, key, b));
         }
     }
     *b.rx.left() = Left::of(notes.into_iter(), !local.left_in_a_set.load(Relaxed));

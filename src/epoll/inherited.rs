@@ -66,9 +66,13 @@ impl Set {
             if !known {
                 item.told = Told::NOTHING;
             }
+            let mut quiet = false;
             if was_away && !item.away {
                 match self.found(conn, fd) {
-                    Found::Note(n) => item.set_to(&n),
+                    Found::Note(n) => {
+                        item.set_to(&n);
+                        quiet = n.quiet;
+                    }
                     Found::Gone => {
                         saw(conn);
                         continue;
@@ -81,10 +85,10 @@ impl Set {
             let stray = !away && self.take_stray(&strays, fd, &ev);
             if !item.spent && !away && (!whole || stray) {
                 // Its owner took it out of the kernel's set, and puts it back if it still lives.
-                let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev);
+                quiet &= kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_err();
             }
             let (told, moved, spent) = (item.told, item.moved, item.spent);
-            let muted = (known || was_away) && item.events & (ET | ONESHOT) == ET;
+            let muted = (known || was_away) && !quiet && item.events & (ET | ONESHOT) == ET;
             let item = Item { spent, away, told, moved, muted, ..Item::new(conn, &ev, false) };
             self.muted.fetch_add(muted.into(), SeqCst);
             self.away.fetch_add(away.into(), SeqCst);

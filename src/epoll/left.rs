@@ -28,17 +28,20 @@ pub(super) struct Note {
     pub told: Told,
     /// See [`Item::moved`].
     pub moved: Moved,
+    /// The edge of its having been put back was taken.
+    pub quiet: bool,
 }
 
 impl Note {
     pub(super) fn of(set: Name, fd: c_int, i: &Item) -> Note {
         let (events, data, spent, told, moved) = (i.events, i.data, i.spent, i.told, i.moved);
-        Note { set, fd, gone: false, events, data, spent, told, moved }
+        Note { set, fd, gone: false, events, data, spent, told, moved, quiet: false }
     }
 
     /// Of an item that is there no more.
     fn of_none(set: Name, fd: c_int) -> Note {
-        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told: Told::NOTHING, moved: Moved::default() }
+        let (told, moved) = (Told::NOTHING, Moved::default());
+        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told, moved, quiet: false }
     }
 }
 

@@ -1,6 +1,12 @@
 //! Edges that the kernel's set tells of once more, because a connection has come back to it, are no news.
+//!
+//! The kernel makes one where an item is added that is ready. It is taken out at once where that can be done without taking
+//! another's; where it cannot, or where more of what was told of is to follow, the item is *muted*: what the kernel says of
+//! it is compared with what was told.
 
+use super::listing::{any_listed, Listed};
 use super::*;
+use crate::conn::{END_RDSHUT, END_WRSHUT};
 
 /// An item of which there was no news when its connection went back to the kernel's set.
 pub(super) struct Muted {
@@ -48,5 +54,85 @@ impl Muted {
 
     fn fd(&self) -> c_int {
         self.conn.local().fd.load(Relaxed)
+    }
+}
+
+impl Set {
+    /// Whether the kernel's set has no event: what is added to it then is the first to be told of. The bell may have to be
+    /// silenced for that, which is to be rung again then. No also where an event that comes in between could not be made again.
+    pub(super) fn is_idle_in_kernel(&self, inner: &Inner, silenced: &mut bool) -> bool {
+        if inner.items.values().any(|i| i.aside >= 0) {
+            return false;
+        }
+        let idle = || sys::poll_now(self.epfd.load(Relaxed), libc::POLLIN) == 0;
+        let b = self.bell.load(Acquire);
+        if b != 0 && !idle() {
+            bell::clear(b);
+            *silenced = true;
+        }
+        idle()
+    }
+
+    /// Takes the edge out of the kernel's set that adding the muted item has made, if it is the first there. Whether all that
+    /// the kernel says of it from now on is news. Under the set's lock and both of the connection's.
+    pub(super) fn take_edge(&self, inner: &mut Inner, key: Key, b: &mut Both) -> bool {
+        let Some(e) = self.next_in_kernel() else { return false };
+        if inner.only(e.u64) != Some(key) {
+            self.put_again(inner, e);
+            return false;
+        }
+        let Some(i) = inner.items.get_mut(&key) else { return false };
+        let (fd, was) = (i.conn.local().fd.load(Relaxed), i.moved.received);
+        // After that: what happens from now on makes an edge of its own.
+        let (now, (news, bits)) = ctl::still(b, fd);
+        if now.received != was || i.told.has_news(news, bits & (i.events | ALWAYS), i.events) {
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_MOD, key.fd, &i.for_kernel());
+            i.told = Told::NOTHING;
+            self.unmute(i);
+        }
+        // Room may be told of because of what this library sends, and an end because it shuts the kernel's socket.
+        let kernels = !i.conn.has_ended(END_WRSHUT | END_RDSHUT) || sys::is_tcp_ended(fd);
+        if i.events & libc::EPOLLOUT as u32 == 0 && kernels && rendezvous::received(fd) == Some(was) {
+            self.unmute(i);
+        }
+        !i.muted
+    }
+
+    /// The next event of the kernel's set, which it has no more then.
+    pub(super) fn next_in_kernel(&self) -> Option<epoll_event> {
+        let mut e = epoll_event { events: 0, u64: 0 };
+        let n = self.call_kernel((&mut e, 1), 0, core::ptr::null(), None);
+        (n == Ok(1)).then_some(e)
+    }
+
+    /// An event was taken that came in a moment at which none was expected: it is made once more, if it was an edge or of a
+    /// one-shot.
+    #[cold]
+    pub(super) fn put_again(&self, inner: &Inner, e: epoll_event) {
+        let epfd = self.epfd.load(Relaxed);
+        let known = inner.only(e.u64).and_then(|key| Some((key.fd, inner.items.get(&key)?)));
+        if let Some((fd, i)) = known {
+            let _ = kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &i.for_kernel());
+            return;
+        }
+        let mut some = Vec::new();
+        let _ = any_listed(epfd, |l| {
+            if l.data == e.u64 && l.is_there(epfd) {
+                some.push(l);
+            }
+            false
+        });
+        for Listed { fd, events, .. } in some {
+            // What a one-shot waited for is not told once it has fired.
+            let fired = events & !NOT_EVENTS & !ALWAYS == 0;
+            let events = if fired { events | e.events | ONESHOT } else { events };
+            let ev = epoll_event { events, u64: e.u64 };
+            let changed = || kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &ev);
+            if events & (ET | ONESHOT) != 0 && changed() == Err(libc::EINVAL) {
+                // One that is exclusive cannot be changed.
+                let _ = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &ev);
+                let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev);
+            }
+        }
     }
 }

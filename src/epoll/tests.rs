@@ -99,6 +99,23 @@ fn a_one_shot_that_is_armed_for_something_else_fires_again() {
     }
 }
 
+fn inner(s: &Set) -> &mut Inner {
+    // SAFETY: nobody else knows the set.
+    unsafe { &mut *s.inner.get() }
+}
+
+/// A set in which the connection is an edge-triggered item, and managed.
+fn set_with(conn: &'static Conn) -> (&'static Set, c_int) {
+    let (s, epfd) = set_for_tests();
+    s.need_bell().unwrap();
+    let fd = conn.local().fd.load(Relaxed);
+    let item = Item::new(conn, &epoll_event { events: IN | ET, u64: 7 }, true);
+    inner(s).items.change(&s.begin_change()).insert(Key::new(fd, conn), item);
+    s.managed.store(1, SeqCst);
+    s.push_ready(fd, conn);
+    (s, epfd)
+}
+
 /// Bytes come by TCP, in the middle of an upgrade, behind an edge that was told of: nobody but the kernel says so to a
 /// thread that does not wait until the background thread has.
 #[test]
@@ -106,18 +123,8 @@ fn who_only_looks_sees_more_behind_an_edge() {
     use crate::io::tests::{armed, arrive};
     let slot = crate::layout::Slot::default();
     let (conn, ours, mut theirs) = armed(&slot);
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
-    let (s, epfd) = set_for_tests();
-    s.need_bell().unwrap();
-    {
-        let c = s.begin_change();
-        // SAFETY: nobody else knows the set.
-        let inner = unsafe { &mut *s.inner.get() };
-        let item = Item::new(conn, &epoll_event { events: IN | ET, u64: 7 }, true);
-        inner.items.change(&c).insert(Key::new(fd, conn), item);
-    }
-    s.managed.store(1, SeqCst);
-    s.push_ready(fd, conn);
+    let (s, epfd) = set_with(conn);
+    let fd = conn.local().fd.load(Relaxed);
     let look = || {
         let mut evs = [event(0); 4];
         s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null(), Since::now())
@@ -132,9 +139,7 @@ fn who_only_looks_sees_more_behind_an_edge() {
         assert_eq!(look(), Ok(0), "all is read");
     }
     conn.set_phase(Phase::Closed);
-    // SAFETY: nobody else knows the set.
-    let inner = unsafe { &mut *s.inner.get() };
-    inner.remove(Key::new(fd, conn), &s.begin_change());
+    inner(s).remove(Key::new(fd, conn), &s.begin_change());
     end((s, epfd));
 }
 
@@ -153,4 +158,66 @@ fn the_end_that_a_ring_has_told_of_is_none_that_the_kernel_receives() {
     settle(conn, libc::POLLRDHUP);
     assert_eq!(received(), 1);
     conn.set_phase(Phase::Closed);
+}
+
+/// An item comes back to the kernel's set with nothing new, where other things may have happened.
+#[test]
+fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
+    use crate::io::tests::{armed, arrive};
+    for busy in [false, true] {
+        let slot = crate::layout::Slot::default();
+        let (conn, ours, mut theirs) = armed(&slot);
+        let (s, epfd) = set_with(conn);
+        let fd = conn.local().fd.load(Relaxed);
+        table::for_tests();
+        assert!(table::put_conn(fd, conn));
+        arrive(conn, &mut theirs, b"abc");
+        let look = || {
+            let mut evs = [event(0); 4];
+            let n = s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null(), Since::now()).unwrap() as usize;
+            evs[..n].iter().map(|e| e.u64).collect::<Vec<_>>()
+        };
+        assert_eq!(look(), [7]);
+        // SAFETY: no preconditions.
+        let other = unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK) }.unwrap() as c_int;
+        kernel_ctl(epfd, libc::EPOLL_CTL_ADD, other, &event(9)).unwrap();
+        bell::ring(s.bell.load(SeqCst));
+        if busy {
+            bell::ring_fd(other);
+        }
+        s.return_item(inner(s), Key::new(fd, conn), &mut conn.lock_both());
+        assert_eq!(s.muted.load(SeqCst) > 0, busy, "an event of another item is not taken for it");
+        let others = if busy { vec![9] } else { vec![] };
+        assert_eq!(look(), others, "nothing new");
+        arrive(conn, &mut theirs, b"def");
+        assert_eq!(look().into_iter().filter(|d| *d == 7).count(), 1, "new bytes");
+        assert_eq!(look(), others);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+        inner(s).remove(Key::new(fd, conn), &s.begin_change());
+        sys::close(other);
+        drop(ours);
+        end((s, epfd));
+    }
+}
+
+/// An event that came in between is not lost, whatever its item asks for.
+#[test]
+fn what_was_taken_of_others_is_told() {
+    let (s, epfd) = set_for_tests();
+    let exclusive = libc::EPOLLEXCLUSIVE as u32;
+    for how in [0, ET, ONESHOT, ET | ONESHOT, ET | exclusive] {
+        // SAFETY: no preconditions.
+        let fd = unsafe { sys!(libc::SYS_eventfd2, 1, libc::EFD_NONBLOCK) }.unwrap() as c_int;
+        let ev = epoll_event { events: libc::EPOLLIN as u32 | how, u64: 3 };
+        kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
+        let e = s.next_in_kernel().unwrap();
+        s.put_again(inner(s), e);
+        let again = s.next_in_kernel().expect("it is told once more");
+        assert_eq!((again.events, again.u64), (e.events, 3), "{how:#x}");
+        assert_eq!(s.next_in_kernel().is_some(), how == 0, "{how:#x}");
+        kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &e).unwrap();
+        sys::close(fd);
+    }
+    end((s, epfd));
 }

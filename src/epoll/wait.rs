@@ -328,7 +328,7 @@ impl Set {
     }
 
     #[inline]
-    fn call_kernel(
+    pub(super) fn call_kernel(
         &self,
         to: (*mut epoll_event, usize),
         timeout_ns: i64,
