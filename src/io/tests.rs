@@ -845,6 +845,41 @@ fn an_end_behind_a_mark_that_is_lost_is_a_reset() {
     }
 }
 
+/// A server that answers, shuts down and closes with bytes unread, in the middle of an upgrade: the end comes by TCP alone, before
+/// the reset that both tell of.
+#[test]
+fn a_reset_behind_an_end_by_tcp_is_a_broken_pipe() {
+    for ended in [true, false] {
+        let slot = Slot::default();
+        let (conn, ours, mut theirs) = armed(&slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        arrive(conn, &mut theirs, b"answer");
+        slot.flags.store(CLOSED | ABORT, SeqCst);
+        if ended {
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            settle(conn, libc::POLLRDHUP);
+        }
+        crate::fds::reset_at_close(theirs.as_raw_fd());
+        drop(theirs);
+        settle(conn, libc::POLLERR);
+        let mut buf = [0u8; 8];
+        let iov = one(buf.as_mut_ptr().cast(), buf.len());
+        // SAFETY: `buf` is writable.
+        let receive = || unsafe { recv(fd, &iov, core::ptr::null_mut(), 0) };
+        assert_eq!(receive(), Outcome::Done(6));
+        if ended {
+            assert_eq!(receive(), Outcome::Done(0));
+            assert_eq!(conn.take_error(), libc::EPIPE);
+        } else {
+            assert_eq!(receive(), Outcome::Fail(libc::ECONNRESET));
+        }
+        assert_eq!(receive(), Outcome::Done(0));
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
+}
+
 /// What is missing of a replay does not come any more: an error once, and then the end, whatever the peer says of its own.
 #[test]
 fn a_reset_in_the_middle_of_a_replay_is_told_once_and_by_all_means() {
