@@ -99,9 +99,9 @@ fn a_one_shot_that_is_armed_for_something_else_fires_again() {
     }
 }
 
-fn inner(s: &Set) -> &mut Inner {
+fn with_inner<R>(s: &Set, f: impl FnOnce(&mut Inner) -> R) -> R {
     // SAFETY: nobody else knows the set.
-    unsafe { &mut *s.inner.get() }
+    f(unsafe { &mut *s.inner.get() })
 }
 
 /// A set in which the connection is an edge-triggered item, and managed.
@@ -110,7 +110,7 @@ fn set_with(conn: &'static Conn) -> (&'static Set, c_int) {
     s.need_bell().unwrap();
     let fd = conn.local().fd.load(Relaxed);
     let item = Item::new(conn, &epoll_event { events: IN | ET, u64: 7 }, true);
-    inner(s).items.change(&s.begin_change()).insert(Key::new(fd, conn), item);
+    with_inner(s, |inner| inner.items.change(&s.begin_change()).insert(Key::new(fd, conn), item));
     s.managed.store(1, SeqCst);
     s.push_ready(fd, conn);
     (s, epfd)
@@ -139,7 +139,7 @@ fn who_only_looks_sees_more_behind_an_edge() {
         assert_eq!(look(), Ok(0), "all is read");
     }
     conn.set_phase(Phase::Closed);
-    inner(s).remove(Key::new(fd, conn), &s.begin_change());
+    with_inner(s, |inner| inner.remove(Key::new(fd, conn), &s.begin_change()));
     end((s, epfd));
 }
 
@@ -185,7 +185,7 @@ fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
         if busy {
             bell::ring_fd(other);
         }
-        s.return_item(inner(s), Key::new(fd, conn), &mut conn.lock_both());
+        with_inner(s, |inner| s.return_item(inner, Key::new(fd, conn), &mut conn.lock_both()));
         assert_eq!(s.muted.load(SeqCst) > 0, busy, "an event of another item is not taken for it");
         let others = if busy { vec![9] } else { vec![] };
         assert_eq!(look(), others, "nothing new");
@@ -194,7 +194,7 @@ fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
         assert_eq!(look(), others);
         table::take(fd);
         conn.set_phase(Phase::Closed);
-        inner(s).remove(Key::new(fd, conn), &s.begin_change());
+        with_inner(s, |inner| inner.remove(Key::new(fd, conn), &s.begin_change()));
         sys::close(other);
         drop(ours);
         end((s, epfd));
@@ -212,7 +212,7 @@ fn what_was_taken_of_others_is_told() {
         let ev = epoll_event { events: libc::EPOLLIN as u32 | how, u64: 3 };
         kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
         let e = s.next_in_kernel().unwrap();
-        s.put_again(inner(s), e);
+        with_inner(s, |inner| s.put_again(inner, e));
         let again = s.next_in_kernel().expect("it is told once more");
         assert_eq!((again.events, again.u64), (e.events, 3), "{how:#x}");
         assert_eq!(s.next_in_kernel().is_some(), how == 0, "{how:#x}");
