@@ -83,8 +83,9 @@ impl Set {
             let away = item.away;
             let ev = item.for_kernel();
             let stray = !away && self.take_stray(&strays, fd, &ev);
-            if !item.spent && !away && (!whole || stray) {
-                // Its owner took it out of the kernel's set, and puts it back if it still lives.
+            if !item.spent && !away && (!whole && was_away || stray) {
+                // Its owner took it out of the kernel's set, and puts it back if it still lives. (What it did not is there, unless the
+                // program has taken it out.)
                 quiet &= kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_err();
             }
             let (told, moved, spent) = (item.told, item.moved, item.spent);
