@@ -183,7 +183,7 @@ pub(super) fn tell_message(m: &mut msghdr, flags: c_int) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{armed, arrive, know, settle};
+    use super::super::tests::{armed, arrive, know, reset, settle};
     use super::*;
     use crate::layout::Slot;
     use std::os::fd::AsRawFd;
@@ -222,9 +222,7 @@ mod tests {
                 slot.flags.fetch_or(ABORT | CLOSED, SeqCst);
             };
             let kernel = |theirs: std::net::TcpStream| {
-                crate::fds::reset_at_close(theirs.as_raw_fd());
-                drop(theirs);
-                settle(conn, libc::POLLERR);
+                reset(conn, theirs);
             };
             let x: *mut c_void = c"x".as_ptr().cast_mut().cast();
             let told = [libc::ECONNRESET, libc::EPIPE, libc::EPIPE];

@@ -38,6 +38,13 @@ pub fn settle(conn: &Conn, events: i16) {
     panic!("nothing arrived");
 }
 
+/// The peer resets, and the kernel tells it.
+pub fn reset(conn: &Conn, theirs: TcpStream) {
+    crate::fds::reset_at_close(theirs.as_raw_fd());
+    drop(theirs);
+    settle(conn, libc::POLLERR);
+}
+
 /// The peer writes, and the kernel has it all: what is written on loopback may come later, and two writes apart.
 pub fn arrive(conn: &Conn, theirs: &mut TcpStream, bytes: &[u8]) {
     let fd = conn.local().fd.load(Relaxed);
@@ -604,9 +611,7 @@ fn a_reset_that_was_told_to_a_mark_is_the_programs() {
     let slot = Slot::default();
     let (conn, ours, theirs) = armed(&slot);
     know(ours.as_raw_fd(), conn);
-    crate::fds::reset_at_close(theirs.as_raw_fd());
-    drop(theirs);
-    settle(conn, libc::POLLERR);
+    reset(conn, theirs);
     {
         let mut b = conn.lock_both();
         b.sw().allow_mark(NONCE);
@@ -756,9 +761,7 @@ fn a_reset_behind_bytes_is_told_by_the_next_call() {
     conn.lock_both().sw().disarm();
     know(fd, conn);
     arrive(conn, &mut theirs, &[7; 5]);
-    crate::fds::reset_at_close(theirs.as_raw_fd());
-    drop(theirs);
-    settle(conn, libc::POLLERR);
+    reset(conn, theirs);
     let mut buf = [0u8; 8];
     let iov = one(buf.as_mut_ptr().cast(), buf.len());
     // SAFETY: `buf` is writable.
@@ -803,9 +806,7 @@ fn a_reset_behind_both_ends_is_none_if_all_has_come() {
         }
         conn.end.fetch_or(END_WRSHUT, SeqCst);
         slot.flags.fetch_or(FIN | CLOSED | ABORT, SeqCst);
-        crate::fds::reset_at_close(theirs.as_raw_fd());
-        drop(theirs);
-        settle(conn, libc::POLLERR);
+        reset(conn, theirs);
         assert_ne!(conn.readiness(0) & libc::EPOLLHUP as u32, 0);
         assert_eq!(conn.readiness(0) & libc::EPOLLERR as u32 == 0, whole);
         let mut buf = [0u8; 16];
@@ -860,9 +861,7 @@ fn a_reset_behind_an_end_by_tcp_is_a_broken_pipe() {
             theirs.shutdown(std::net::Shutdown::Write).unwrap();
             settle(conn, libc::POLLRDHUP);
         }
-        crate::fds::reset_at_close(theirs.as_raw_fd());
-        drop(theirs);
-        settle(conn, libc::POLLERR);
+        reset(conn, theirs);
         let mut buf = [0u8; 8];
         let iov = one(buf.as_mut_ptr().cast(), buf.len());
         // SAFETY: `buf` is writable.
@@ -910,9 +909,7 @@ fn a_reset_in_the_middle_of_a_replay_is_told_once_and_by_all_means() {
             conn.end.fetch_or(END_WRSHUT, SeqCst);
             slot.flags.fetch_or(FIN | CLOSED | ABORT, SeqCst);
         }
-        crate::fds::reset_at_close(theirs.as_raw_fd());
-        drop(theirs);
-        settle(conn, libc::POLLERR);
+        reset(conn, theirs);
         let mut buf = [0u8; 16];
         let iov = one(buf.as_mut_ptr().cast(), buf.len());
         // SAFETY: `buf` is writable.
@@ -934,9 +931,7 @@ fn a_reset_of_the_kernels_is_told_once() {
     conn.lock_both().sw().disarm();
     know(fd, conn);
     slot.flags.store(CLOSED | ABORT, SeqCst);
-    crate::fds::reset_at_close(theirs.as_raw_fd());
-    drop(theirs);
-    settle(conn, libc::POLLERR);
+    reset(conn, theirs);
     let mut buf = [0u8; 8];
     let iov = one(buf.as_mut_ptr().cast(), buf.len());
     // SAFETY: `buf` is writable.
