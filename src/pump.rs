@@ -654,8 +654,8 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     // It had read all that had come, from another host, when it closed: what came then its kernel would have refused.
     let refused = reset && closed && !aborted && conn.remote().is_some();
     // The kernel gave the end, and not an error, so that came before the peer's reset. (Its program had ended its direction in the
-    // middle of an upgrade, where the slot does not say so.)
-    after_fin |= refused || aborted && verdict == End::Eof && errno == 0;
+    // middle of an upgrade, where the slot does not say so. Who takes nothing any more is given an end whatever comes.)
+    after_fin |= refused || aborted && verdict == End::Eof && errno == 0 && !conn.has_ended(END_RDSHUT);
     if !closed && !reset {
         // Without a goodbye, and without a reset: what the peer's program had behind a cork the kernel would have sent.
         b.rx.ring().orphan();

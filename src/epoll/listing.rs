@@ -64,10 +64,21 @@ const MOST: usize = 64 << 10;
 /// Whether `is` holds for any item of the set. `EFBIG`: it has too many. Other errors: there is no such set, or nothing
 /// tells of it.
 pub fn any_listed(epfd: c_int, is: impl FnMut(Listed) -> bool) -> SysResult<bool> {
-    let mut path = crate::config::Text::<64>::EMPTY;
-    let _ = write!(path, "/proc/self/fdinfo/{epfd}");
-    let text = TextFile::read(path.as_bytes_with_nul(), MOST)?;
+    let text = TextFile::read(path(epfd).as_bytes_with_nul(), MOST)?;
     Ok(text.bytes().split(|b| *b == b'\n').filter_map(item).any(is))
+}
+
+/// Whether the items of the set can be listed here: not where nothing is mounted at `/proc`.
+pub fn can_list(epfd: c_int) -> bool {
+    let path = path(epfd);
+    // SAFETY: it ends with NUL.
+    unsafe { sys!(libc::SYS_faccessat, libc::AT_FDCWD, path.as_bytes_with_nul().as_ptr(), libc::F_OK) }.is_ok()
+}
+
+fn path(epfd: c_int) -> crate::config::Text<64> {
+    let mut path = crate::config::Text::EMPTY;
+    let _ = write!(path, "/proc/self/fdinfo/{epfd}");
+    path
 }
 
 /// `tfd: 5 events: 19 data: 7d5 pos:0 ino:40e ...`: a decimal number and hexadecimal ones.
@@ -103,6 +114,7 @@ mod tests {
         let ev = libc::epoll_event { events, u64: data };
         kernel_ctl(ep, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
         let mut all = Vec::new();
+        assert!(can_list(ep));
         assert_eq!(any_listed(ep, |i| (all.push(i), false).1), Ok(false));
         let [one] = all[..] else { panic!("{all:?}") };
         assert_eq!((one.fd, one.data, one.events & events), (fd, data, events));
@@ -118,5 +130,6 @@ mod tests {
         [ep, fd, kept as c_int, other as c_int].into_iter().for_each(sys::close);
         // (Their own numbers other tests may have by now.)
         assert_eq!(any_listed(1 << 20, |_| true), Err(libc::ENOENT));
+        assert!(!can_list(1 << 20));
     }
 }

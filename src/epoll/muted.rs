@@ -4,7 +4,7 @@
 //! another's; where it cannot, or where more of what was told of is to follow, the item is *muted*: what the kernel says of
 //! it is compared with what was told.
 
-use super::listing::{any_listed, Listed};
+use super::listing::{can_list, Listed};
 use super::*;
 use crate::conn::{END_RDSHUT, END_WRSHUT};
 
@@ -61,10 +61,13 @@ impl Set {
     /// Whether the kernel's set has no event: what is added to it then is the first to be told of. The bell may have to be
     /// silenced for that, which is to be rung again then. No also where an event that comes in between could not be made again.
     pub(super) fn is_idle_in_kernel(&self, inner: &Inner, silenced: &mut bool) -> bool {
-        if inner.items.values().any(|i| i.aside >= 0) {
+        // Of more, some may be missing in the kernel's list.
+        const MOST: usize = 256;
+        let epfd = self.epfd.load(Relaxed);
+        if inner.items.len() > MOST || inner.items.values().any(|i| i.aside >= 0) || !can_list(epfd) {
             return false;
         }
-        let idle = || sys::poll_now(self.epfd.load(Relaxed), libc::POLLIN) == 0;
+        let idle = || sys::poll_now(epfd, libc::POLLIN) == 0;
         let b = self.bell.load(Acquire);
         if b != 0 && !idle() {
             bell::clear(b);
@@ -115,14 +118,14 @@ impl Set {
             let _ = kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &i.for_kernel());
             return;
         }
-        let mut some = Vec::new();
+        let mut all: Vec<Listed> = Vec::new();
         let _ = any_listed(epfd, |l| {
-            if l.data == e.u64 && l.is_there(epfd) {
-                some.push(l);
-            }
+            all.push(l);
             false
         });
-        for Listed { fd, events, .. } in some {
+        // The kernel knows an item by its number and its file, so where it has one of that number it is this or none.
+        let alone = |fd| all.iter().filter(|l| l.fd == fd).count() == 1;
+        for Listed { fd, events, .. } in all.iter().filter(|l| l.data == e.u64 && alone(l.fd)).copied() {
             // What a one-shot waited for is not told once it has fired.
             let fired = events & !NOT_EVENTS & !ALWAYS == 0;
             let events = if fired { events | e.events | ONESHOT } else { events };
