@@ -427,7 +427,7 @@ def plan_verbs(a):
         ("setget", both, check_setget, some(a.count, a.procs, a.max_seconds)),
         ("setget-bgsave", both, check_setget, some(8_000, 3, a.max_seconds, saves=3)),
         ("monitor", both, check_monitor, dict(count=8_000)),
-        ("pubsub", both, check_pubsub, dict(count=4_000)),
+        ("pubsub", both, check_pubsub, dict(count=12_000)),
         ("blocking-pops", both, check_pops, dict(count=3_000)),
         ("idle", both, check_idle, dict(count=3_000)),
         ("replica", both, check_replica, dict(count=10_000, seconds=200)),

@@ -478,6 +478,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         c.notify();
         return Outcome::Fail(libc::ENOTCONN);
     }
+    // The kernel wakes those who wait there, and they may be of other processes.
+    let by_kernel = visit::is_polled_by_kernel(&b);
     if rd {
         c.end.fetch_or(END_RDSHUT, SeqCst);
         if let Some(own) = c.own() {
@@ -501,7 +503,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
             }
             // This direction has come back already, though the other may not have. (With both shut `pump` does it.)
             TxPath::Tcp
-                if !b.tx.pending()
+                if !by_kernel
+                    && !b.tx.pending()
                     && !c.has_ended(END_RDSHUT)
                     && matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay | RxPath::Returning) =>
             {
@@ -522,6 +525,13 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         // SAFETY: as above.
         let _ = unsafe { sys!(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
     }
+    // The kernel wakes all who wait for the socket, with whatever it has.
+    let kick = || c.kicks.fetch_add(1, SeqCst);
+    if by_kernel {
+        kick();
+        // SAFETY: as above.
+        let _ = unsafe { sys!(libc::SYS_shutdown, fd, how) };
+    }
     // With the locks: the peer's slot may be another connection's when this one has left it.
     c.refuse();
     drop(b);
@@ -529,8 +539,9 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     // With both shut a sender that waits for room waits in vain.
     let (also, also_futex) = if both { (WANT_TX, FUTEX_TX) } else { (0, 0) };
     c.tell_peer(WANT_RX | also, FUTEX_RX | also_futex);
-    // The kernel wakes all who wait for the socket, with whatever it has.
-    c.kicks.fetch_add(1, SeqCst);
+    if !by_kernel {
+        kick();
+    }
     pump::drive(c);
     c.notify();
     Outcome::Done(0)

@@ -879,31 +879,37 @@ fn a_reset_behind_an_end_by_tcp_is_a_broken_pipe() {
     }
 }
 
+/// A connection that has come back from a ring in which ten bytes were unread, which its peer is to repeat.
+fn replaying(slot: &Slot, own: &Slot) -> (&'static Conn, TcpStream, TcpStream) {
+    let (conn, ours, mut theirs) = armed(slot);
+    conn.attach(None, 0, own);
+    conn.attach_peer(0, slot);
+    slot.flags.store(MARK_BEGUN, SeqCst);
+    {
+        let mut b = conn.lock_both();
+        b.sw().allow_mark(NONCE);
+        assert!(b.sw().start_mark());
+        arrive(conn, &mut theirs, &wire::mark(&NONCE));
+        pump::run(&mut b);
+        b.sw().leave();
+        pump::run(&mut b);
+    }
+    arrive(conn, &mut theirs, &wire::Frame::Return { consumed: 0 }.encode());
+    pump::run(&mut conn.lock_both());
+    arrive(conn, &mut theirs, &wire::Frame::Resume { from: 0, until: 10 }.encode());
+    pump::run(&mut conn.lock_both());
+    assert_eq!(conn.lock_rx().path(), RxPath::Replay);
+    (conn, ours, theirs)
+}
+
 /// What is missing of a replay does not come any more: an error once, and then the end, whatever the peer says of its own.
 #[test]
 fn a_reset_in_the_middle_of_a_replay_is_told_once_and_by_all_means() {
     for ended in [false, true] {
         let (slot, own) = (Slot::default(), Slot::default());
-        let (conn, ours, mut theirs) = armed(&slot);
-        conn.attach(None, 0, &own);
-        conn.attach_peer(0, &slot);
+        let (conn, ours, mut theirs) = replaying(&slot, &own);
         let fd = ours.as_raw_fd();
         know(fd, conn);
-        slot.flags.store(MARK_BEGUN, SeqCst);
-        {
-            let mut b = conn.lock_both();
-            b.sw().allow_mark(NONCE);
-            assert!(b.sw().start_mark());
-            arrive(conn, &mut theirs, &wire::mark(&NONCE));
-            pump::run(&mut b);
-            b.sw().leave();
-            pump::run(&mut b);
-        }
-        arrive(conn, &mut theirs, &wire::Frame::Return { consumed: 0 }.encode());
-        pump::run(&mut conn.lock_both());
-        arrive(conn, &mut theirs, &wire::Frame::Resume { from: 0, until: 10 }.encode());
-        pump::run(&mut conn.lock_both());
-        assert_eq!(conn.lock_rx().path(), RxPath::Replay);
         arrive(conn, &mut theirs, &[7; 4]);
         if ended {
             conn.end.fetch_or(END_WRSHUT, SeqCst);
@@ -942,4 +948,31 @@ fn a_reset_of_the_kernels_is_told_once() {
     assert_eq!(conn.readiness(0), libc::EPOLLHUP as u32);
     table::take(fd);
     conn.set_phase(Phase::Closed);
+}
+
+/// Each `shutdown` wakes all who wait for the socket. Where it is home they may be other processes, which only the kernel wakes.
+#[test]
+fn a_shutdown_again_is_an_edge_of_the_kernels_set() {
+    for how in [libc::SHUT_RD, libc::SHUT_RDWR] {
+        let (slot, own) = (Slot::default(), Slot::default());
+        let (conn, ours, mut theirs) = replaying(&slot, &own);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        arrive(conn, &mut theirs, &[7; 10]);
+        // SAFETY: no preconditions.
+        let set = unsafe { sys!(libc::SYS_epoll_create1, 0) }.unwrap() as c_int;
+        let mut ev = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: 0 };
+        crate::epoll::kernel_ctl(set, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
+        // SAFETY: `ev` is writable.
+        let mut told = || unsafe { sys!(libc::SYS_epoll_wait, set, &mut ev, 1, 0) };
+        assert_eq!(told(), Ok(0));
+        for _ in 0..3 {
+            assert_eq!(crate::fds::shutdown(fd, how), Outcome::Done(0));
+            assert_eq!(told(), Ok(1), "{how}");
+            assert_eq!(told(), Ok(0), "{how}");
+        }
+        sys::close(set);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
 }
