@@ -72,7 +72,9 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
             crate::visit::settle(conn);
         }
         // Only a set that is the child's own says what it has of the connection.
-        set_of(epfd);
+        if let Some(set) = set_of(epfd) {
+            set.meet(fd, conn);
+        }
     }
     if matches!(conn.phase(), Phase::Plain | Phase::Closed) && conn.local_items_empty() {
         // A record that is no more has no items, but the one that it goes on as may have.

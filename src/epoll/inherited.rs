@@ -47,62 +47,80 @@ impl Set {
             .filter(|(key, item)| lives(key, item))
             .map(|(key, item)| (key, Item { away: !visit::settle(item.conn) && !item.spent, ..item }))
             .collect();
-        // Whether its owner has taken it out of the kernel's set, before the fork or after it.
-        let left = |c: &Conn| c.upgrade_no.load(SeqCst) != c.local().mapped.load(Relaxed);
-        let strays = match items.iter().any(|(_, i)| i.managed || left(i.conn)) {
+        let strays = match items.iter().any(|(_, i)| i.managed || has_left(i.conn)) {
             true => self.strays(),
             false => Vec::new(),
         };
         for (key, item) in items {
-            if !lives(&key, &item) {
-                // Another thread has closed it while others were waited for.
-                continue;
+            // (Another thread may have closed it while others were waited for.)
+            if lives(&key, &item) {
+                self.take_over(key, item, &strays, whole);
             }
-            let (fd, conn) = (key.fd, item.conn);
-            // What was told before the fork is no news for having been put back, nor what was told after it.
-            let known = item.managed || item.muted;
-            let was_away = item.managed || left(conn);
-            let mut item = item;
-            if !known {
-                item.told = Told::NOTHING;
-            }
-            let mut quiet = false;
-            if was_away && !item.away {
-                match self.found(conn, fd) {
-                    Found::Note(n) => {
-                        item.set_to(&n);
-                        quiet = n.quiet;
-                    }
-                    Found::Gone => {
-                        saw(conn);
-                        continue;
-                    }
-                    _ => {}
+        }
+    }
+
+    /// The item becomes this process's. `whole`: the kernel's set has all that its owner had taken out.
+    fn take_over(&'static self, key: Key, mut item: Item, strays: &[Listed], whole: bool) {
+        let (fd, conn) = (key.fd, item.conn);
+        // What was told before the fork is no news for having been put back, nor what was told after it.
+        let known = item.managed || item.muted;
+        let was_away = item.managed || has_left(conn);
+        if !known {
+            item.told = Told::NOTHING;
+        }
+        let mut quiet = false;
+        if was_away && !item.away {
+            match self.found(conn, fd) {
+                Found::Note(n) => {
+                    item.set_to(&n);
+                    quiet = n.quiet;
                 }
+                Found::Gone => return saw(conn),
+                _ => {}
             }
-            let away = item.away;
-            let ev = item.for_kernel();
-            let stray = !away && self.take_stray(&strays, fd, &ev);
-            if !item.spent && !away && (!whole && was_away || stray) {
-                // Its owner took it out of the kernel's set, and puts it back if it still lives. (What it did not is there, unless the
-                // program has taken it out.)
-                quiet &= kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_err();
-            }
-            let (told, moved, spent) = (item.told, item.moved, item.spent);
-            let muted = (known || was_away) && !quiet && item.events & (ET | ONESHOT) == ET;
-            let item = Item { spent, away, told, moved, muted, ..Item::new(conn, &ev, false) };
-            self.muted.fetch_add(muted.into(), SeqCst);
-            self.away.fetch_add(away.into(), SeqCst);
-            let local = conn.local();
-            let _lg = local.lock.lock();
-            let _sg = self.lock.lock();
-            // SAFETY: guarded by `local.lock` and `lock`.
-            unsafe {
-                (*self.inner.get()).items.change(&self.begin_change()).insert(key, item);
-                (*local.items.get()).push((self, fd));
-            }
-            conn.watcher_added();
-            saw(conn);
+        }
+        let away = item.away;
+        let ev = item.for_kernel();
+        let stray = !away && self.take_stray(strays, fd, &ev);
+        if !item.spent && !away && (!whole && was_away || stray) {
+            // Its owner took it out of the kernel's set, and puts it back if it still lives. (What it did not is there, unless the
+            // program has taken it out.)
+            quiet &= kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_err();
+        }
+        let (told, moved, spent) = (item.told, item.moved, item.spent);
+        let muted = (known || was_away) && !quiet && item.events & (ET | ONESHOT) == ET;
+        let item = Item { spent, away, told, moved, muted, ..Item::new(conn, &ev, false) };
+        self.muted.fetch_add(muted.into(), SeqCst);
+        self.away.fetch_add(away.into(), SeqCst);
+        let local = conn.local();
+        let _lg = local.lock.lock();
+        let _sg = self.lock.lock();
+        // SAFETY: guarded by `local.lock` and `lock`.
+        unsafe {
+            (*self.inner.get()).items.change(&self.begin_change()).insert(key, item);
+            (*local.items.get()).push((self, fd));
+        }
+        conn.watcher_added();
+        saw(conn);
+    }
+
+    /// The number `fd` is named to the set. An item that another process has added under it since the fork is this process's, too,
+    /// from now on: if that has closed the number meanwhile the kernel has it under another.
+    #[cold]
+    pub(super) fn meet(&'static self, fd: c_int, conn: &'static Conn) {
+        let key = Key::new(fd, conn);
+        let is_known = || {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            unsafe { &(*self.inner.get()).items }.get(&key).is_some()
+        };
+        if !self.forked.load(Relaxed) || conn.upgrade_no.load(SeqCst) == 0 || is_known() {
+            return;
+        }
+        if let Found::Note(n) = self.found(conn, fd) {
+            let item = Item::new(conn, &epoll_event { events: n.events, u64: n.data }, true);
+            conn.local().blind.fetch_add(1, Relaxed);
+            self.take_over(key, item, &self.strays(), true);
         }
     }
 
@@ -215,6 +233,11 @@ impl Set {
         }
         self.away.load(SeqCst) == 0
     }
+}
+
+/// Whether the connection's owner has taken it out of the kernel's sets since the fork.
+fn has_left(conn: &Conn) -> bool {
+    conn.upgrade_no.load(SeqCst) != conn.local().mapped.load(Relaxed)
 }
 
 /// A set that has the connection is not inherited, or not there, any more.

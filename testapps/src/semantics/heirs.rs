@@ -10,7 +10,7 @@ use libc::{
     ECONNRESET, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_WAITALL, POLLIN,
     POLLRDHUP,
 };
-use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
 use std::os::fd::RawFd;
 
 /// The checks of this file.
@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("set-told-of-low-water-by-a-child", low_water_by_a_child),
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
+    ("set-that-a-parent-adds-to", added_since),
     ("set-told-of-a-reset-before-a-fork", told_of_a_reset),
     ("set-told-of-both-ends-before-a-fork", |cx| told_of_both_ends(cx, false)),
     ("set-told-of-both-ends-before-a-return", |cx| told_of_both_ends(cx, true)),
@@ -376,6 +377,28 @@ fn put_away(fd: RawFd) -> Res {
     let null = more::open("/dev/null\0", libc::O_RDONLY)?;
     sys::dup2(null, fd)?;
     Ok(sys::close(null)?)
+}
+
+/// What a parent has added since the fork is in the set, though it has closed the number.
+fn added_since(cx: &mut Cx) -> Res {
+    cx.renew()?;
+    cx.leave_tcp()?;
+    let (ep, fd) = (sys::epoll_create()?, cx.fd);
+    let later = Later::fork(|| {
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Err(libc::EEXIST), "adding it again");
+        same!(sys::epoll_wait(ep, 4, 0)?, vec![(EPOLLOUT as u32, 7)], "events");
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, EPOLLIN as u32, 8), Ok(()), "changing it");
+        same!(sys::epoll_wait(ep, 4, 0)?, vec![], "events once it is changed");
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0), Ok(()), "taking it out");
+        same!(sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0), Err(libc::ENOENT), "taking it out again");
+        Ok(())
+    })?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLOUT as u32, 7)?;
+    put_away(fd)?;
+    later.run()?;
+    sys::close(ep)?;
+    cx.renew()?;
+    cx.leave_tcp()
 }
 
 /// A set still has what it had when its parent closed it, though the parent's connection goes on a ring and back after that,
