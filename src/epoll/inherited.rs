@@ -57,6 +57,8 @@ impl Set {
                 self.take_over(key, item, &strays, whole);
             }
         }
+        // By sets in it the kernel makes it readable.
+        self.sets_in_it().into_iter().for_each(|(_, set)| set.adopt());
     }
 
     /// The item becomes this process's. `whole`: the kernel's set has all that its owner had taken out.
@@ -284,6 +286,8 @@ pub fn about_to_fork() -> bool {
     // before others have to wait for the fork; none is begun during it.
     crate::arena::each(|_| ());
     sets().for_each(Set::may_be_shared);
+    // Whether a bell that makes a set readable means anything, the child could not tell.
+    settle_all();
     crate::forking::begins();
     crate::arena::each(|_| ());
     let mut any = false;

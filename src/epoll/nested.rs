@@ -169,19 +169,22 @@ impl Set {
         !was.is_new(events, true)
     }
 
+    /// The sets that it has under numbers that still are theirs.
+    pub(super) fn sets_in_it(&self) -> Vec<(c_int, &'static Set)> {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let all = unsafe { &(*self.inner.get()).nested }.iter();
+        all.map(|n| (n.fd, n.set)).filter(|(fd, set)| table::is_set(*fd, set)).collect()
+    }
+
     /// Whether a set in this one is readable, and has no event.
     fn nests_idle(&self, depth: u32) -> bool {
         if depth == 0 || !self.nests.load(Relaxed) {
             return false;
         }
-        let nested: Vec<(c_int, &'static Set)> = {
-            let _g = self.lock.lock();
-            // SAFETY: guarded by `lock`.
-            unsafe { &(*self.inner.get()).nested }.iter().map(|n| (n.fd, n.set)).collect()
-        };
         let mut idle = false;
-        for (fd, set) in nested {
-            if table::is_set(fd, set) && set.exposed.load(Relaxed) && sys::poll_now(fd, libc::POLLIN) != 0 {
+        for (fd, set) in self.sets_in_it() {
+            if set.exposed.load(Relaxed) && sys::poll_now(fd, libc::POLLIN) != 0 {
                 idle |= !set.has_event_within(fd, depth - 1);
             }
         }

@@ -31,6 +31,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
     ("set-that-a-parent-adds-to", added_since),
+    ("set-in-a-set-of-a-parent", in_a_set),
     ("set-told-of-a-reset-before-a-fork", told_of_a_reset),
     ("set-told-of-both-ends-before-a-fork", |cx| told_of_both_ends(cx, false)),
     ("set-told-of-both-ends-before-a-return", |cx| told_of_both_ends(cx, true)),
@@ -437,6 +438,25 @@ fn closed_before_a_ring(cx: &mut Cx) -> Res {
     [from, to].into_iter().try_for_each(sys::close)?;
     cx.renew()?;
     cx.leave_tcp()
+}
+
+/// A set in a set has nothing for a child, where its parent has read what there was.
+fn in_a_set(cx: &mut Cx) -> Res {
+    let (inner, outer) = (set(cx, EPOLLIN)?, sys::epoll_create()?);
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(inner, 1000)?, EPOLLIN, "events");
+    sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN as u32, 7)?;
+    cx.recv(10)?;
+    let later = Later::fork(|| {
+        is_quiet(outer)?;
+        is_quiet(inner)
+    })?;
+    later.run()?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(outer, 1000)?, EPOLLIN, "events of the outer set");
+    cx.recv(10)?;
+    is_quiet(outer)?;
+    [inner, outer].into_iter().try_for_each(|fd| Ok(sys::close(fd)?))
 }
 
 /// A child that has the set and not the connection sees nothing in it where nothing has come.
