@@ -374,7 +374,7 @@ pub fn manage(b: &mut Both) -> bool {
         bell::ring(s.bell.load(Relaxed));
     }
     // (What is added from here on is not noted.)
-    *b.rx.left() = Left::of(notes.into_iter(), false);
+    b.rx.left().renew(notes.into_iter(), false);
     shared::look_back(items);
     true
 }
@@ -542,5 +542,5 @@ pub fn unmanage(b: &mut Both) {
             notes.push(s.return_item(inner, key, b));
         }
     }
-    *b.rx.left() = Left::of(notes.into_iter(), !local.left_in_a_set.load(Relaxed));
+    b.rx.left().renew(notes.into_iter(), !local.left_in_a_set.load(Relaxed));
 }

@@ -30,18 +30,20 @@ pub(super) struct Note {
     pub moved: Moved,
     /// The edge of its having been put back was taken.
     pub quiet: bool,
+    /// Its owner has closed the set, and knows no more of it: others may use it.
+    kept: bool,
 }
 
 impl Note {
     pub(super) fn of(set: Name, fd: c_int, i: &Item) -> Note {
         let (events, data, spent, told, moved) = (i.events, i.data, i.spent, i.told, i.moved);
-        Note { set, fd, gone: false, events, data, spent, told, moved, quiet: false }
+        Note { set, fd, gone: false, events, data, spent, told, moved, quiet: false, kept: false }
     }
 
     /// Of an item that is there no more.
     fn of_none(set: Name, fd: c_int) -> Note {
         let (told, moved) = (Told::NOTHING, Moved::default());
-        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told, moved, quiet: false }
+        Note { set, fd, gone: true, events: 0, data: 0, spent: false, told, moved, quiet: false, kept: false }
     }
 }
 
@@ -81,9 +83,23 @@ impl Left {
         left
     }
 
+    /// The same, now. What was left of sets that are closed stays as long as there is room for it.
+    pub(super) fn renew(&mut self, notes: impl Iterator<Item = Option<Note>>, all: bool) {
+        let old = core::mem::replace(self, Left::of(notes, all));
+        let mut kept = old.notes.into_iter().filter(|n| n.is_some_and(|n| n.kept));
+        for place in self.notes.iter_mut().filter(|n| n.is_none()) {
+            *place = kept.next().flatten();
+        }
+    }
+
     /// There is an item in a set that has no name yet, but may get one.
     pub(super) fn lacks_one(&mut self) {
         self.all = false;
+    }
+
+    /// The owner closes the set of the item.
+    fn keep(&mut self, note: Note) {
+        self.set(note.set, note.fd, Some(Note { kept: true, ..note }));
     }
 
     /// The item that a set has under a number is this now, or there is none.
@@ -107,6 +123,23 @@ impl Left {
             Some(n) => Found::Note(*n),
             None if self.all => Found::Gone,
             None => Found::Unknown,
+        }
+    }
+}
+
+impl Set {
+    /// This process closes the set, and others may go on with it.
+    pub(super) fn leave_notes(&self) {
+        let Some(name) = self.name() else { return };
+        let managed: Vec<(&'static Conn, Note)> = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let items = unsafe { &(*self.inner.get()).items }.iter();
+            items.filter(|(_, i)| i.managed).map(|(key, i)| (i.conn, Note::of(name, key.fd, i))).collect()
+        };
+        // (A handler inside a receive of its own thread cannot wait for that.)
+        for (conn, note) in managed.into_iter().filter(|(conn, _)| !conn.rx_lock.held_by_me()) {
+            conn.lock_rx().left().keep(note);
         }
     }
 }
@@ -146,6 +179,12 @@ mod tests {
         left.lacks_one();
         assert_eq!(says(&left, 1, 7), None, "it may be in a set without a name");
         assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
+        left.keep(note(3, 4).unwrap());
+        left.renew([note(1, 8)].into_iter(), true);
+        assert_eq!((says(&left, 1, 8), says(&left, 1, 6)), (Some(true), Some(false)));
+        assert_eq!(says(&left, 3, 4), Some(true), "of a set that was closed");
+        left.renew((0..MOST as c_int).map(|fd| note(1, fd)), true);
+        assert_eq!((says(&left, 1, 0), says(&left, 3, 4)), (Some(true), Some(false)), "no room");
         let many = Left::of((0..MOST as c_int + 1).map(|fd| note(1, fd)), true);
         assert_eq!(says(&many, 1, 0), Some(true));
         assert_eq!(says(&many, 1, MOST as c_int), None, "one too many");

@@ -153,6 +153,7 @@ impl Set {
     pub(super) fn about_to_leave(&self) {
         if let Some(r) = self.record().filter(|_| !self.is_inherited() && self.managed.load(SeqCst) > 0) {
             r.lacked.fetch_max(self.shared_as.load(Relaxed).wrapping_add(1), SeqCst);
+            self.leave_notes();
         }
     }
 

@@ -29,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-waits-for-more-after-a-return", low_water_after_a_return),
     ("set-told-of-low-water-by-a-child", low_water_by_a_child),
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
+    ("set-that-its-parent-closes-once-it-was-told", told_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
     ("set-that-a-parent-adds-to", added_since),
     ("set-in-a-set-of-a-parent", in_a_set),
@@ -371,6 +372,17 @@ fn emptied_and_closed(cx: &mut Cx) -> Res {
     cx.tell(Op::Send, 100, 0, 0)?;
     later.run()?;
     cx.recv(100)
+}
+
+/// What a parent was told before it closed the set is no news to a child.
+fn told_and_closed(cx: &mut Cx) -> Res {
+    let ep = set(cx, EPOLLIN | EPOLLET)?;
+    let later = Later::fork(|| is_quiet(ep))?;
+    cx.tell(Op::Send, 10, 0, 0)?;
+    same!(events(ep, 1000)?, EPOLLIN, "events");
+    sys::close(ep)?;
+    later.run()?;
+    cx.recv(10)
 }
 
 /// Gives the number to a file that nobody asks for anything.
