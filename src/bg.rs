@@ -32,7 +32,7 @@ mod unused;
 mod upgrade;
 mod verbs;
 
-pub use life::{bear, end, entries, is_there};
+pub use life::{bear, end, entries, is_only_other, is_there};
 use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
 

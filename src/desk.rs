@@ -114,6 +114,11 @@ static PIDFD: AtomicI32 = AtomicI32::new(-1);
 static DESK: AtomicI32 = AtomicI32::new(-1);
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
+/// Whether there is a clerk.
+pub fn has_clerk() -> bool {
+    CLERK.load(SeqCst) != 0
+}
+
 /// Whether the caller is the clerk: what it does with fds concerns a table of its own.
 #[inline]
 pub fn is_here() -> bool {

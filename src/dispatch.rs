@@ -12,7 +12,7 @@
 
 use crate::ops::{self, total, Outcome};
 use crate::sys::syscall6;
-use crate::{copy, fault, retire, table};
+use crate::{copy, fault, process, retire, table};
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -301,28 +301,40 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -
     Done(done as isize)
 }
 
+/// `unshare(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn unshare(flags: c_int) -> Outcome {
+    const OF_ONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
+    match raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0) {
+        Fail(libc::EINVAL) if flags & OF_ONE != 0 && ops::leave_alone() => {
+            raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0)
+        }
+        o => o,
+    }
+}
+
+/// `setns(2)`.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn setns(fd: c_int, kind: c_int) -> Outcome {
+    match raw(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) {
+        // (The second of time namespaces.)
+        Fail(libc::EINVAL | libc::EUSERS) if ops::leave_alone() => {
+            raw(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0)
+        }
+        o => o,
+    }
+}
+
 /// Tells the core about file descriptors that came with a message of another (Unix) socket.
 ///
 /// # Safety
 /// `msg` was filled in by a successful `recvmsg`.
 pub unsafe fn received_fds(msg: *const msghdr) {
-    let (control, len) = ((*msg).msg_control as *const u8, (*msg).msg_controllen);
-    let head = core::mem::size_of::<libc::cmsghdr>();
-    let mut at = 0usize;
-    while !control.is_null() && at + head <= len {
-        let cmsg = ptr::read_unaligned(control.add(at) as *const libc::cmsghdr);
-        let size = cmsg.cmsg_len;
-        if size < head || size > len - at {
-            return;
-        }
-        if cmsg.cmsg_level == libc::SOL_SOCKET && cmsg.cmsg_type == libc::SCM_RIGHTS {
-            let fds = control.add(at + head) as *const c_int;
-            for i in 0..(size - head) / core::mem::size_of::<c_int>() {
-                ops::fd_new(ptr::read_unaligned(fds.add(i)));
-            }
-        }
-        at += (size + 7) & !7;
-    }
+    process::fds_in((*msg).msg_control, (*msg).msg_controllen, ops::fd_new);
 }
 
 // -------------------------------------------------------------------- waiting
@@ -646,6 +658,8 @@ calls! { a b c d e f :
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
     SYS_seccomp => { if retire::confines(a as c_uint) { ops::confining() }; Bypass };
     SYS_prctl => { if a as c_int == retire::BY_PRCTL { ops::confining() }; Bypass };
+    SYS_unshare => unshare(a as _);
+    SYS_setns => setns(a as _, b as _);
     SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };
     #[cfg(target_arch = "x86_64")]
     SYS_open => raw_fd(libc::SYS_open, a, b, c, 0, 0, 0);

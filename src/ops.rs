@@ -178,6 +178,11 @@ pub fn confining() {
     retire::retire();
 }
 
+/// The kernel has refused what it allows only to a process of one thread. Whether it is worth asking again.
+pub fn leave_alone() -> bool {
+    retire::leave_alone()
+}
+
 /// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.
 pub fn to_kernel(fd: c_int) {
     if let Some(c) = table::conn(fd) {
@@ -334,12 +339,24 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
     let Some(mut m) = header(msg) else { return Outcome::Bypass };
     // SAFETY: the caller's promise.
     unsafe {
-        let Some((v, _)) = vector(m.msg_iov, m.msg_iovlen) else { return Outcome::Bypass };
+        let Some(v) = parts(m.msg_iov, m.msg_iovlen) else { return Outcome::Bypass };
         let o = io::recv(fd, v, &mut m, flags);
         match o {
             Outcome::Done(_) => tell(msg, &m).map_or(Outcome::Fail(libc::EFAULT), |()| o),
             _ => o,
         }
+    }
+}
+
+/// A message's buffers. Unlike an array for `readv` it may have none, and is of no bytes then.
+///
+/// # Safety
+/// As for [`total`].
+unsafe fn parts<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
+    match n {
+        0 => Some(&[]),
+        // SAFETY: the caller's promise.
+        n => unsafe { vector(iov, n) }.map(|(v, _)| v),
     }
 }
 
@@ -468,8 +485,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     unsafe {
         match vector((*msg).msg_iov, (*msg).msg_iovlen) {
             Some(all) if (*msg).msg_controllen == 0 && (*msg).msg_name.is_null() => sendv_of(fd, all, msg, flags),
-            Some((v, _)) => io::send(fd, v, msg, flags),
-            None => Outcome::Bypass,
+            _ => parts((*msg).msg_iov, (*msg).msg_iovlen).map_or(Outcome::Bypass, |v| io::send(fd, v, msg, flags)),
         }
     }
 }

@@ -127,12 +127,11 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
         return Outcome::from(r);
     }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
-    let r = set(c);
-    if r.is_ok() && is_async {
-        // SIGIO comes from the kernel's socket only.
+    if is_async {
+        // SIGIO comes from the kernel's socket only. What the return itself moves there is none.
         process::give_up(c, Why::Feature);
     }
-    Outcome::from(r)
+    Outcome::from(set(c))
 }
 
 /// `ioctl(2)`.
@@ -158,13 +157,11 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
         return Outcome::from(set(c));
     }
     if req == libc::FIOASYNC {
-        // SAFETY: as for the call.
-        let r = unsafe { sys!(libc::SYS_ioctl, fd, req, arg) };
-        // SAFETY: the kernel has just read it.
-        if r.is_ok() && unsafe { *(arg as *const c_int) } != 0 {
+        // SAFETY: there may be nothing.
+        if unsafe { copy::read(arg as *const c_int) }.is_ok_and(|on| on != 0) {
             process::give_up(c, Why::Feature);
         }
-        return Outcome::from(r);
+        return Outcome::Bypass;
     }
     if c.is_inherited() {
         visit::settle(c);

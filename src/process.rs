@@ -783,23 +783,37 @@ pub unsafe fn passing_fds(msg: *const libc::msghdr) {
     if !sys::is_readable(control, len) {
         return;
     }
-    // SAFETY: the caller's promise; the CMSG functions stay inside the message's control data.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(msg);
-        while !c.is_null() {
-            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
-                let fds = libc::CMSG_DATA(c) as *const i32;
-                let n = ((*c).cmsg_len - (fds as usize - c as usize)) / 4;
-                for i in 0..n {
-                    let fd = fds.add(i).read_unaligned();
-                    match table::conn(fd) {
-                        Some(conn) => give_up(conn, Why::Shared),
-                        None => early::shared(fd),
-                    }
-                }
-            }
-            c = libc::CMSG_NXTHDR(msg, c);
+    let share = |fd| match table::conn(fd) {
+        Some(conn) => give_up(conn, Why::Shared),
+        None => early::shared(fd),
+    };
+    // SAFETY: it was just looked for.
+    unsafe { fds_in(control, len, share) };
+}
+
+/// The fds in a message's control data. What stands behind an entry that is too short, or too long, the kernel does not take.
+///
+/// # Safety
+/// `control` is null, or can be read so far.
+pub unsafe fn fds_in(control: *const libc::c_void, len: usize, mut each: impl FnMut(i32)) {
+    const HEAD: usize = size_of::<libc::cmsghdr>();
+    let mut at = 0;
+    while !control.is_null() && at + HEAD <= len {
+        let entry = control.wrapping_byte_add(at);
+        // SAFETY: the caller's promise.
+        let c = unsafe { entry.cast::<libc::cmsghdr>().read_unaligned() };
+        let size = c.cmsg_len;
+        if size < HEAD || size > len - at {
+            return;
         }
+        if c.cmsg_level == libc::SOL_SOCKET && c.cmsg_type == libc::SCM_RIGHTS {
+            let fds = entry.wrapping_byte_add(HEAD).cast::<i32>();
+            for i in 0..(size - HEAD) / size_of::<i32>() {
+                // SAFETY: as above.
+                each(unsafe { fds.add(i).read_unaligned() });
+            }
+        }
+        at += size.next_multiple_of(size_of::<usize>());
     }
 }
 

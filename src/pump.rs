@@ -323,6 +323,14 @@ fn push(conn: &Conn, fd: i32) {
     }
 }
 
+/// A frame has come. Nagle's algorithm would hold back what the peer's program sends behind it until the kernel acknowledges it,
+/// which it does at once now rather than after 40 ms. (Even: once only.)
+fn acknowledge(fd: i32) {
+    let once = 2i32;
+    // SAFETY: `once` is readable for its size.
+    let _ = unsafe { sys::sys!(libc::SYS_setsockopt, fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &once, 4) };
+}
+
 /// A program that found no room must not find the room of a ring: it is to wait until its peer reads. As long as our mark
 /// is not written, what it sends finds none, and it may well have begun: the peer's may depend on that. (A peer in a hurry
 /// makes room: it takes what stands before the mark.)
@@ -522,6 +530,7 @@ fn receive(b: &mut Both, fd: i32) -> bool {
                     if b.sw().control(&buf[..n]).is_err() {
                         reset(b);
                     }
+                    acknowledge(fd);
                     match b.sw().back_want() {
                         0 => {}
                         n => {

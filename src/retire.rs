@@ -4,6 +4,9 @@
 //! Before the filter is installed every connection returns to TCP for good, the background thread ends, the report is
 //! written, and all fds and epoll sets are forgotten: from then on every call goes straight to libc's function. A filter
 //! that stood before the program began, as in a container, is another matter: what it refuses leaves connections on TCP.
+//!
+//! So it is with a program of one thread that goes to namespaces of which the kernel wants to know that there is no other
+//! (`unshare(2)`, `setns(2)`).
 
 use crate::log::{log, Level};
 use crate::sys::sys;
@@ -47,11 +50,25 @@ pub fn confines(operation: u32) -> bool {
 
 /// Before the program installs a filter. Blocks until all connections are back on TCP.
 pub fn retire() {
+    retire_for("confines itself by seccomp");
+}
+
+/// The kernel has refused what the program may do only if it has no other thread. If the library's is the only one it ends: it is
+/// worth asking again.
+pub fn leave_alone() -> bool {
+    if !process::is_active() || process::is_guest() || !bg::is_only_other() {
+        return false;
+    }
+    retire_for("is to have one thread only");
+    true
+}
+
+fn retire_for(what: &str) {
     if !process::is_active() || process::is_guest() || RETIRING.swap(true, SeqCst) {
         return;
     }
     process::no_more_rings();
-    log(Level::Info, format_args!("the program confines itself by seccomp: all its connections stay on TCP"));
+    log(Level::Info, format_args!("the program {what}: all its connections stay on TCP"));
     bg::end();
     // Forks from here on go unseen: whoever else holds a connection is not to take itself for the only one.
     process::each_held(|c| {

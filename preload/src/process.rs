@@ -293,6 +293,11 @@ hook! {
     }
 }
 
+// ----------------------------------------------------------------- namespaces
+
+hook! { fn unshare(flags: c_int) -> c_int = dispatch::unshare(flags) }
+hook! { fn setns(fd: c_int, kind: c_int) -> c_int = dispatch::setns(fd, kind) }
+
 // ------------------------------------------------------------ vfork and clone
 
 // Both may put another process into this one's memory, and are left with a jump: in the child of `vfork` the stack goes on

@@ -9,6 +9,7 @@
 //! nothing is on a ring.
 
 use super::*;
+use std::os::unix::fs::MetadataExt;
 
 /// 0: there is none, 1: starting, 2: running, 3: cannot be started, or has ended for good.
 pub(super) static STATE: AtomicU32 = AtomicU32::new(0);
@@ -35,6 +36,17 @@ const START_NS: i64 = 100 * MS;
 /// Whether there is the thread.
 pub fn is_there() -> bool {
     STATE.load(Relaxed) == 2
+}
+
+/// Whether there is the thread, and beside it, its clerk and the caller no other.
+pub fn is_only_other() -> bool {
+    TID.load(SeqCst) != 0 && threads() == 2 + u64::from(desk::has_clerk())
+}
+
+/// How many threads the process has; 0: that is not known.
+fn threads() -> u64 {
+    // Besides `.` and `..`.
+    std::fs::metadata("/proc/self/task").map_or(0, |m| m.nlink().saturating_sub(2))
 }
 
 /// Before the process has a child, which may become a program that asks for a connection: if there ever was a thread there is

@@ -126,6 +126,18 @@ pub fn recvmsg(fd: RawFd, b: &mut [u8], parts: usize, flags: c_int) -> R<(usize,
     Ok((n, h.msg_flags))
 }
 
+/// `recvmsg(2)` without any buffer.
+pub fn recvmsg_nowhere(fd: RawFd, flags: c_int) -> R<usize> {
+    // SAFETY: the header has no buffers.
+    size(unsafe { libc::recvmsg(fd, &mut msghdr(&mut []), flags) })
+}
+
+/// `sendmsg(2)` without any buffer.
+pub fn sendmsg_nothing(fd: RawFd, flags: c_int) -> R<usize> {
+    // SAFETY: the header has no buffers.
+    size(unsafe { libc::sendmsg(fd, &msghdr(&mut []), flags) })
+}
+
 /// `sendmsg(2)`.
 pub fn sendmsg(fd: RawFd, b: &[u8], parts: usize, flags: c_int) -> R<usize> {
     let mut v = iovecs(b, parts);

@@ -457,22 +457,33 @@ fn zero_send(cx: &mut Cx) -> Res {
         same!(sys::write(cx.fd, &[]), Ok(0), "write of nothing");
         same!(sys::writev(cx.fd, &[], 3), Ok(0), "writev of nothing");
         same!(sys::sendmsg(cx.fd, &[], 2, 0), Ok(0), "sendmsg of nothing");
+        same!(sys::sendmsg_nothing(cx.fd, 0), Ok(0), "sendmsg without buffers");
     }
     same!(cx.tell(Op::Poll, 30, POLLIN as u64, 0)?, 0, "what the peer polls");
     cx.send(5)?;
     same!(cx.tell(Op::Recv, 5, 0, 0)?, 5, "bytes after it");
+    sys::shutdown(cx.fd, libc::SHUT_WR)?;
+    same!(sys::sendmsg_nothing(cx.fd, libc::MSG_NOSIGNAL), Err(libc::EPIPE), "sendmsg without buffers after the end");
     Ok(())
 }
 
 fn zero_recv(cx: &mut Cx) -> Res {
     same!(sys::read(cx.fd, &mut []), Ok(0), "read of nothing");
     same!(sys::recv(cx.fd, &mut [], MSG_DONTWAIT), Err(EAGAIN), "recv of nothing from nothing");
+    same!(sys::recvmsg_nowhere(cx.fd, MSG_DONTWAIT), Err(EAGAIN), "recvmsg without buffers from nothing");
     cx.tell(Op::Send, 10, 0, 0)?;
     cx.arrive(10)?;
     same!(sys::read(cx.fd, &mut []), Ok(0), "read of nothing from something");
     same!(sys::recv(cx.fd, &mut [], 0), Ok(0), "recv of nothing from something");
+    for flags in [MSG_DONTWAIT, 0] {
+        same!(sys::recvmsg_nowhere(cx.fd, flags), Ok(0), "recvmsg without buffers from something");
+    }
     same!(sys::fionread(cx.fd)?, 10, "FIONREAD after it");
-    cx.recv(10)
+    cx.recv(10)?;
+    cx.tell(Op::Shutdown, libc::SHUT_WR as u64, 0, 0)?;
+    same!(sys::poll1(cx.fd, POLLIN, 2000)?, POLLIN, "the end");
+    same!(sys::recvmsg_nowhere(cx.fd, MSG_DONTWAIT), Ok(0), "recvmsg without buffers from the end");
+    Ok(())
 }
 
 fn names(cx: &mut Cx) -> Res {

@@ -14,6 +14,7 @@ pub const CHECKS: &[Check] = &[
     ("seccomp-by-prctl", |cx| confined(cx, by_prctl)),
     ("seccomp-by-syscall", |cx| confined(cx, by_syscall)),
     ("seccomp-after-the-peer-has-gone", confined_rest),
+    ("alone-in-a-namespace", alone),
     ("other-user", other_user),
     ("other-root", other_root),
     ("locked-memory", locked_memory),
@@ -131,6 +132,32 @@ fn wait_plainly(ep: RawFd) -> c_int {
         let mut e: libc::epoll_event = core::mem::zeroed();
         libc::epoll_wait(ep, &mut e, 1, 5000)
     }
+}
+
+/// A program of one thread goes to a user namespace, which one of several must not.
+fn alone(_: &mut Cx) -> Res {
+    reap(child(|| {
+        let (l, port) = sys::listen_at(sys::host(), 0, 1)?;
+        let ours = sys::connect(port)?;
+        let theirs = sys::accept(l, 0)?;
+        let trips = |n: u32| {
+            for i in 0..n {
+                for (from, to) in [(ours, theirs), (theirs, ours)] {
+                    let mut b = [0; 100];
+                    sys::write_all_fd(from, &[i as u8; 100])?;
+                    sys::read_exact(to, &mut b)?;
+                    same!(b, [i as u8; 100], "what has come");
+                }
+                std::thread::sleep(std::time::Duration::from_micros(200));
+            }
+            Ok(())
+        };
+        trips(500)?;
+        // SAFETY: no pointers.
+        let r = unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+        ensure!(r == 0 || sys::errno() != libc::EINVAL, "it is not alone");
+        trips(500)
+    })?)
 }
 
 /// The program gives up root, in the middle and before a new connection.

@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("zerocopy", zerocopy),
     ("sigio-fcntl", |cx| sigio(cx, false)),
     ("sigio-ioctl", |cx| sigio(cx, true)),
+    ("control-data-that-is-none", bad_control_data),
     ("stdio-fdopen", stdio),
     ("stdio-dprintf", dprintf),
     ("connect-to-nowhere", nowhere),
@@ -225,6 +226,8 @@ fn sigio(cx: &mut Cx, ioctl: bool) -> Res {
         let flags = sys::fcntl(cx.fd, libc::F_GETFL, 0)?;
         sys::fcntl(cx.fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
     }
+    util::pause_ms(20);
+    same!(more::signals(), 0, "signals before anything comes");
     for _ in 0..3 {
         let before = more::signals();
         cx.tell(Op::Send, 10, 0, 0)?;
@@ -238,6 +241,32 @@ fn sigio(cx: &mut Cx, ioctl: bool) -> Res {
         cx.recv(10)?;
     }
     Ok(())
+}
+
+/// Control data that the kernel refuses, while there is a connection on a ring.
+fn bad_control_data(cx: &mut Cx) -> Res {
+    let (a, b) = sys::socketpair()?;
+    for len in [0, 1, 15, 24, 1000, usize::MAX] {
+        let mut h = sys::msghdr(&mut []);
+        let mut room = [0u64; 3];
+        // SAFETY: the control data has room for the head of an entry.
+        unsafe {
+            h.msg_control = room.as_mut_ptr().cast();
+            h.msg_controllen = size_of_val(&room) as _;
+            let c = libc::CMSG_FIRSTHDR(&h);
+            (*c).cmsg_level = libc::SOL_SOCKET;
+            (*c).cmsg_type = libc::SCM_RIGHTS;
+            (*c).cmsg_len = len as _;
+            libc::CMSG_DATA(c).cast::<[c_int; 2]>().write([cx.fd, cx.fd]);
+            if len == 24 {
+                h.msg_controllen = 23;
+            }
+            same!(libc::sendmsg(a, &h, 0), -1, "sendmsg with an entry of {len}");
+        }
+        same!(sys::errno(), libc::EINVAL, "errno of {len}");
+    }
+    [a, b].into_iter().try_for_each(sys::close)?;
+    cx.warm(6, 0)
 }
 
 fn stdio(cx: &mut Cx) -> Res {
