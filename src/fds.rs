@@ -470,6 +470,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     }
     if c.is_over()
         || c.peer_closed() && c.kernel_hangup() & libc::EPOLLHUP as u32 != 0
+        // (What the peer says of its end may come later than its kernel's word.)
+        || c.has_ended(END_WRSHUT) && sys::is_tcp_closed(fd)
         || visit::is_home(&mut b) && sys::is_tcp_closed(fd)
     {
         // The kernel wakes all who wait for the socket all the same.

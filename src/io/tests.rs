@@ -976,3 +976,20 @@ fn a_shutdown_again_is_an_edge_of_the_kernels_set() {
         conn.set_phase(Phase::Closed);
     }
 }
+
+/// Where the kernel has no connection any more, both ends have left it, whatever the link has still to tell.
+#[test]
+fn nothing_is_shut_where_the_kernel_has_no_connection() {
+    let slot = Slot::default();
+    let (conn, ours, theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    know(fd, conn);
+    drop(theirs);
+    settle(conn, libc::POLLRDHUP);
+    conn.end.fetch_or(END_WRSHUT, SeqCst);
+    ours.shutdown(std::net::Shutdown::Write).unwrap();
+    settle(conn, libc::POLLHUP);
+    assert_eq!(crate::fds::shutdown(fd, libc::SHUT_RDWR), Outcome::Fail(libc::ENOTCONN));
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
