@@ -301,6 +301,24 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -
     Done(done as isize)
 }
 
+/// The program is about to give the kernel work for fds, of which it does not tell us when it does it (`io_submit(2)`).
+///
+/// # Safety
+/// None: there may be no list.
+pub unsafe fn submitted(n: c_long, list: *const *const c_void) {
+    if table::is_without_tcp() {
+        return;
+    }
+    for i in 0..n.max(0) as usize {
+        // Behind a bad address the kernel goes no further.
+        let Ok(block) = copy::read(list.wrapping_add(i)) else { return };
+        // `aio_fildes` of struct iocb (linux/aio_abi.h).
+        let Ok(fd) = copy::read(block.wrapping_byte_add(20).cast::<c_int>()) else { return };
+        // What cannot return must not look like the end of the stream to what reads.
+        ops::to_reader(fd);
+    }
+}
+
 /// `unshare(2)`.
 ///
 /// # Safety
@@ -658,6 +676,7 @@ calls! { a b c d e f :
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
     SYS_seccomp => { if retire::confines(a as c_uint) { ops::confining() }; Bypass };
     SYS_prctl => { if a as c_int == retire::BY_PRCTL { ops::confining() }; Bypass };
+    SYS_io_submit => { submitted(b as _, c as _); Bypass };
     SYS_unshare => unshare(a as _);
     SYS_setns => setns(a as _, b as _);
     SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };

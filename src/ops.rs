@@ -3,7 +3,7 @@
 
 use crate::stats::Why;
 use crate::sys::{self, Errno};
-use crate::{bg, copy, epoll, fds, foreign, io, options, poll, process, retire, streams, table, transfer};
+use crate::{bg, copy, epoll, fds, foreign, io, options, poll, process, retire, signals, streams, table, transfer};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -645,7 +645,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, sigmask: *const 
         return Outcome::Bypass;
     }
     // SAFETY: the caller's promise.
-    unsafe { poll::poll(fds, n, timeout_ns, sigmask) }
+    masked(sigmask, || unsafe { poll::poll(fds, n, timeout_ns, sigmask) })
 }
 
 /// `pselect(2)` and its kin. `timeout_ns` < 0 waits for ever; `sigmask` may be null.
@@ -668,7 +668,17 @@ pub unsafe fn select(
         return Outcome::Bypass;
     }
     // SAFETY: the caller's promise.
-    unsafe { crate::select::select(n, r, w, e, timeout_ns, sigmask) }
+    masked(sigmask, || unsafe { crate::select::select(n, r, w, e, timeout_ns, sigmask) })
+}
+
+/// A call that waits with a mask, if it has one. What cannot be read the kernel looks at first.
+#[inline(always)]
+fn masked(mask: *const sigset_t, wait: impl FnOnce() -> Outcome) -> Outcome {
+    if mask.is_null() {
+        return wait();
+    }
+    let Ok(_masked) = signals::Masked::new(mask) else { return Outcome::Bypass };
+    wait()
 }
 
 /// `epoll_ctl(2)`.
@@ -694,10 +704,10 @@ pub unsafe fn epoll_wait(
     sigmask: *const sigset_t,
 ) -> Outcome {
     // SAFETY: the caller's promise, here and below.
-    let now = if timeout_ns == 0 { unsafe { epoll::look(ep, evs, max, sigmask) } } else { None };
+    let now = if timeout_ns == 0 && sigmask.is_null() { unsafe { epoll::look(ep, evs, max, sigmask) } } else { None };
     if let Some(o) = now {
         return o;
     }
     // SAFETY: as above.
-    unsafe { epoll::wait(ep, evs, max, timeout_ns, sigmask) }
+    masked(sigmask, || unsafe { epoll::wait(ep, evs, max, timeout_ns, sigmask) })
 }

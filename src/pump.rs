@@ -323,8 +323,9 @@ fn push(conn: &Conn, fd: i32) {
     }
 }
 
-/// A frame has come. Nagle's algorithm would hold back what the peer's program sends behind it until the kernel acknowledges it,
-/// which it does at once now rather than after 40 ms. (Even: once only.)
+/// The last frame has come, and nothing is repeated. Nagle's algorithm would hold back what the peer's program sends behind it until
+/// the kernel acknowledges it, which it does at once now rather than after 40 ms. (Even: once only. Of bytes behind a cork, which
+/// an acknowledgement draws, there are none yet.)
 fn acknowledge(fd: i32) {
     let once = 2i32;
     // SAFETY: `once` is readable for its size.
@@ -530,7 +531,9 @@ fn receive(b: &mut Both, fd: i32) -> bool {
                     if b.sw().control(&buf[..n]).is_err() {
                         reset(b);
                     }
-                    acknowledge(fd);
+                    if b.sw().rx() == RxPath::Tcp {
+                        acknowledge(fd);
+                    }
                     match b.sw().back_want() {
                         0 => {}
                         n => {

@@ -19,7 +19,7 @@
 use crate::sync::Lock;
 use crate::sys::{sys, SysResult};
 use crate::thread::{me, Thread};
-use crate::{fault, process};
+use crate::{copy, fault, process};
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -197,6 +197,9 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         if t.asleep.get() && unsafe { has_woken(context) } {
             t.wakes();
         }
+        if t.kept_out.get() & bit(sig) != 0 {
+            return;
+        }
         t.handled.fetch_add(1, Relaxed);
         if flags & libc::SA_RESTART == 0 {
             t.hard.fetch_add(1, Relaxed);
@@ -207,7 +210,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         }
     });
     // The handler may sleep in calls of its own.
-    let sleep = me(|t| (t.asleep.replace(false), t.at_wake.get(), t.any.replace(false)));
+    let sleep = me(|t| (t.asleep.replace(false), t.at_wake.get(), t.any.replace(false), t.kept_out.replace(0)));
     // SAFETY: the program gave this function for a handler. Without `SA_SIGINFO` it looks at fewer arguments.
     unsafe {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = core::mem::transmute(handler);
@@ -217,6 +220,7 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         t.asleep.set(sleep.0);
         t.at_wake.set(sleep.1);
         t.any.set(sleep.2);
+        t.kept_out.set(sleep.3);
     });
 }
 
@@ -326,6 +330,27 @@ pub fn since(begun: Since, mask: *const sigset_t) -> Since {
         begun
     } else {
         Since::now()
+    }
+}
+
+/// For as long as a call waits with a signal mask: what that keeps out has come before the call, as far as the program can know,
+/// and ends nothing.
+pub struct Masked {
+    was: u64,
+}
+
+impl Masked {
+    /// Fails where the mask cannot be read.
+    pub fn new(mask: *const sigset_t) -> Result<Masked, copy::Fault> {
+        // SAFETY: any bits are a mask.
+        let bits = unsafe { copy::read(mask.cast::<u64>()) }?;
+        Ok(Masked { was: me(|t| t.kept_out.replace(bits)) })
+    }
+}
+
+impl Drop for Masked {
+    fn drop(&mut self) {
+        me(|t| t.kept_out.set(self.was));
     }
 }
 
@@ -650,6 +675,39 @@ pub fn reset_after_fork() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A handler of a signal that the call's mask keeps out runs on the way to its sleep.
+    #[test]
+    fn what_a_mask_keeps_out_ends_nothing() {
+        extern "C" fn nothing(_: c_int) {}
+        // SAFETY: all zero is an action; the handler is one.
+        let old = unsafe {
+            let (mut a, mut old): (libc::sigaction, libc::sigaction) = core::mem::zeroed();
+            a.sa_sigaction = entry as *const () as usize;
+            a.sa_flags = libc::SA_SIGINFO;
+            HANDLERS[libc::SIGUSR2 as usize].store(nothing as *const () as usize, Relaxed);
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &a, &mut old), 0);
+            old
+        };
+        let ts = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        for kept_out in [false, true] {
+            let mask = if kept_out { bit(libc::SIGUSR2) } else { 0 };
+            let masked = Masked::new((&raw const mask).cast()).unwrap();
+            let since = Since::now();
+            // SAFETY: no pointers.
+            unsafe { libc::raise(libc::SIGUSR2) };
+            let how = Sleep { since, any: true, if_left: &mut || () };
+            // SAFETY: `ts` is readable.
+            let r = unsafe { sleep(libc::SYS_nanosleep, [&raw const ts as usize, 0, 0, 0, 0, 0], how) };
+            assert_eq!(r.is_ok(), kept_out);
+            drop(masked);
+            assert_eq!(me(|t| t.kept_out.get()), 0);
+        }
+        assert!(Masked::new(8 as *const sigset_t).is_err(), "no mask at all");
+        HANDLERS[libc::SIGUSR2 as usize].store(0, Relaxed);
+        // SAFETY: what was there before.
+        unsafe { libc::sigaction(libc::SIGUSR2, &old, core::ptr::null_mut()) };
+    }
 
     /// One without `SA_RESTART` runs on the way to the first bytes of a call, which are there, and waits for more.
     #[test]

@@ -28,6 +28,8 @@ pub struct Thread {
     pub(crate) hard: AtomicU32,
     /// Of `handled`, those that had run when its last sleep was over.
     pub(crate) at_wake: Cell<u32>,
+    /// Signals that the mask of its call keeps out.
+    pub(crate) kept_out: Cell<u64>,
     /// It sleeps, as far as that number goes.
     pub(crate) asleep: Cell<bool>,
     /// The system call in which it sleeps is ended by every signal.
@@ -91,6 +93,7 @@ thread_local! {
             handled: AtomicU32::new(0),
             hard: AtomicU32::new(0),
             at_wake: Cell::new(0),
+            kept_out: Cell::new(0),
             asleep: Cell::new(false),
             any: Cell::new(false),
             unslept: Cell::new(false),

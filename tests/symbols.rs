@@ -25,7 +25,7 @@ const INTERPOSED: &str = "
     sigaction __sigaction signal ssignal bsd_signal sysv_signal __sysv_signal sigset siginterrupt
     pthread_create thrd_create pthread_cancel
     fdopen fclose fopen fopen64 freopen freopen64 tmpfile tmpfile64 popen opendir
-    dprintf __dprintf_chk vdprintf __vdprintf_chk aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64
+    dprintf __dprintf_chk vdprintf __vdprintf_chk aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64 io_submit
 
     posix_spawn posix_spawnp posix_spawn_file_actions_init posix_spawn_file_actions_adddup2
     syscall prctl unshare setns daemon dlopen dlmopen dlsym fork _Fork vfork __vfork clone __clone execve execv execvp execvpe execl execlp execle fexecve execveat

@@ -365,7 +365,7 @@ table! {
     // stdio.rs
     fdopen, fclose, fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, popen, opendir,
     dprintf, __dprintf_chk, vdprintf, __vdprintf_chk,
-    aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64,
+    aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64, io_submit or raw_io_submit,
     // plugins.rs
     dlopen or no_library,
     // process.rs
@@ -427,6 +427,14 @@ unsafe extern "C" fn raw_epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     raw(libc::SYS_epoll_pwait2, [ep as usize, events as usize, max as usize, limit as usize, mask as usize, 8])
+}
+
+/// libaio's functions give the error themselves.
+unsafe extern "C" fn raw_io_submit(context: usize, n: c_long, list: usize) -> c_int {
+    match syscall6(libc::SYS_io_submit, context, n as usize, list, 0, 0, 0) {
+        Ok(done) => done as c_int,
+        Err(errno) => -errno,
+    }
 }
 
 unsafe extern "C" fn raw_exit(status: c_int) -> c_int {

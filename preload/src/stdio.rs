@@ -5,8 +5,8 @@
 
 use core::arch::naked_asm;
 use core::ffi::CStr;
-use libc::{aiocb, c_char, c_int, c_void, sigevent, DIR, FILE};
-use ringsock_core::ops;
+use libc::{aiocb, c_char, c_int, c_long, c_void, sigevent, DIR, FILE};
+use ringsock_core::{dispatch, ops};
 
 use crate::real::{self, keep_errno};
 
@@ -213,6 +213,14 @@ hook! { fn aio_read(cb: *mut aiocb) -> c_int { queued(cb, true); real(cb) } }
 hook! { fn aio_read64(cb: *mut aiocb) -> c_int { queued(cb, true); real(cb) } }
 hook! { fn aio_write(cb: *mut aiocb) -> c_int { queued(cb, false); real(cb) } }
 hook! { fn aio_write64(cb: *mut aiocb) -> c_int { queued(cb, false); real(cb) } }
+// libaio's. Where the process has none yet, but may load it later, it is the system call, as there.
+hook! {
+    fn io_submit(context: usize, n: c_long, list: *const *const c_void) -> c_int {
+        keep_errno(|| dispatch::submitted(n, list));
+        real(context, n, list)
+    }
+}
+
 hook! {
     fn lio_listio(mode: c_int, list: *const *mut aiocb, n: c_int, event: *mut sigevent) -> c_int {
         (0..n.max(0) as usize).for_each(|i| listed(*list.add(i)));

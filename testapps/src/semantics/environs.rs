@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("libc-by-its-name", libc_by_name),
     ("sigurg", sigurg),
     ("aio", aio),
+    ("aio-of-the-kernel", kernel_aio),
     ("deferred-accept", |cx| listener(cx, libc::TCP_DEFER_ACCEPT, false)),
     ("fast-open", |cx| listener(cx, libc::TCP_FASTOPEN, true)),
     ("connect-that-waits-for-bytes", late_connect),
@@ -469,6 +470,56 @@ fn aio(cx: &mut Cx) -> Res {
     };
     same!(n, 200, "aio_return");
     cx.take(&b)?;
+    cx.warm(20, 0)
+}
+
+/// `struct iocb` (linux/aio_abi.h).
+#[repr(C)]
+#[derive(Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    op: u16,
+    prio: i16,
+    fd: u32,
+    buf: u64,
+    n: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+/// The kernel reads and writes by itself (`io_submit(2)`).
+fn kernel_aio(cx: &mut Cx) -> Res {
+    const READ: u16 = 0;
+    const WRITE: u16 = 1;
+    let mut context = 0usize;
+    // SAFETY: room for the context.
+    if unsafe { libc::syscall(libc::SYS_io_setup, 4, &mut context) } != 0 {
+        return untried(&format!("io_setup: {}", sys::strerror(sys::errno())));
+    }
+    let submit = |op: u16, fd: RawFd, b: *mut u8, n: usize| {
+        let cb = Iocb { op, fd: fd as u32, buf: b as u64, n: n as u64, ..Iocb::default() };
+        let (list, mut done) = ([&raw const cb], [[0i64; 4]]);
+        let limit = libc::timespec { tv_sec: 5, tv_nsec: 0 };
+        // SAFETY: the block and its buffer live until the request is done, or the process ends.
+        unsafe {
+            same!(libc::syscall(libc::SYS_io_submit, context, 1, list.as_ptr()), 1, "io_submit");
+            same!(libc::syscall(libc::SYS_io_getevents, context, 1, 1, done.as_mut_ptr(), &limit), 1, "io_getevents");
+        }
+        same!(done[0][2], n as i64, "what it came to");
+        Ok(())
+    };
+    cx.tell(Op::Send, 200, 0, 0)?;
+    cx.arrive(200)?;
+    let mut b = [0u8; 200];
+    submit(READ, cx.fd, b.as_mut_ptr(), 200)?;
+    cx.take(&b)?;
+    let mut b = cx.out(300);
+    submit(WRITE, cx.fd, b.as_mut_ptr(), 300)?;
+    same!(cx.tell(Op::Recv, 300, 0, 0)?, 300, "bytes that arrived");
     cx.warm(20, 0)
 }
 
