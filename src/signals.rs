@@ -703,7 +703,7 @@ mod tests {
             drop(masked);
             assert_eq!(me(|t| t.kept_out.get()), 0);
         }
-        assert!(Masked::new(8 as *const sigset_t).is_err(), "no mask at all");
+        assert!(Masked::new(core::ptr::without_provenance::<sigset_t>(8)).is_err(), "no mask at all");
         HANDLERS[libc::SIGUSR2 as usize].store(0, Relaxed);
         // SAFETY: what was there before.
         unsafe { libc::sigaction(libc::SIGUSR2, &old, core::ptr::null_mut()) };
