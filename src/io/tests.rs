@@ -964,7 +964,7 @@ fn a_shutdown_again_is_an_edge_of_the_kernels_set() {
         let mut ev = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLET) as u32, u64: 0 };
         crate::epoll::kernel_ctl(set, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
         // SAFETY: `ev` is writable.
-        let mut told = || unsafe { sys!(libc::SYS_epoll_wait, set, &mut ev, 1, 0) };
+        let mut told = || unsafe { sys!(libc::SYS_epoll_pwait, set, &mut ev, 1, 0, 0, 8) };
         assert_eq!(told(), Ok(0));
         for _ in 0..3 {
             assert_eq!(crate::fds::shutdown(fd, how), Outcome::Done(0));
