@@ -54,6 +54,7 @@ SUITES = {
 # chaos variant does not keep.
 BY_NAME = {
     "apr": apr.prepare,
+    "cpython-processes": cpython.prepare_processes,
     "curl": curl.prepare,
     "erlang": erlang.prepare,
     "gevent": gevent.prepare,
@@ -153,6 +154,7 @@ def main():
     p.add_argument("--units", default=".*", help="only the units of a suite whose names match this pattern as a whole")
     p.add_argument("--links", help="RINGSOCK_LINKS of the preloaded variants, which share one network then, one unit at a time")
     p.add_argument("--warm", action="store_true", help="warm connections up, so that the tests begin on rings")
+    p.add_argument("--pairs", nargs="?", const="pipes,sockets", help="with --warm: pipes, Unix sockets or both (%(const)s) are TCP")
     p.add_argument("--keep", action="store_true", help="keep logs and reports also where nothing failed")
     a = p.parse_args()
     preload = os.path.abspath(a.preload)
@@ -161,6 +163,8 @@ def main():
     warm = os.path.join(os.path.dirname(preload), "libringsock_warm.so") if a.warm else None
     if warm and not os.path.exists(warm):
         sys.exit(f"{warm} is not there; build the whole workspace first")
+    if a.pairs and not warm:
+        p.error("--pairs needs --warm")
     variants = [v for v in VARIANTS if v == "native" or v in a.variants.split(",")]
     folder = tempfile.mkdtemp(prefix="run-", dir=home())
     os.chmod(folder, 0o755)
@@ -174,7 +178,7 @@ def main():
             print(f"SKIP {name}: {e}", flush=True)
             total[2] += 1
             continue
-        places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed, a.links, warm) for v in variants}
+        places = {v: Place(os.path.join(folder, f"{name}-{v}"), v, preload, a.seed, a.links, warm, a.pairs) for v in variants}
         results = {v: {} for v in variants}
         jobs = 1 if a.links or os.geteuid() != 0 else a.jobs * (IDLE if name in IDLERS else 1)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

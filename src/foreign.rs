@@ -206,20 +206,40 @@ fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
     Answer::Nothing
 }
 
-/// An image that cannot ask is about to have a connection. Its owner may have no thread yet that could be asked, and is not to
-/// move it later, as long as that process lives.
-fn count_in(cookie: u64) {
-    let of_it = |c: &&Conn| self::cookie(c.local().fd.load(Relaxed)) == Some(cookie);
-    let Some(c) = (0..=table::highest()).filter_map(table::conn).find(|c| of_it(&&**c)) else { return };
-    if crate::process::is_guest() {
+/// An image is about to have the connection `fd`. If it `asks` nobody, its owner, who may have no thread yet that could be
+/// asked, is not to move it later, as long as that process lives.
+fn count_in(fd: c_int, asks: bool) {
+    let note = |c: &Conn| {
+        if !asks {
+            c.visited.store(true, SeqCst);
+        }
+    };
+    if !crate::process::is_guest() {
         // (A forked child is on the list.)
-        c.holders.add_once(sys::pid());
+        let cookie = cookie(fd);
+        let of_it = |c: &&Conn| self::cookie(c.local().fd.load(Relaxed)) == cookie;
+        return (0..=table::highest()).filter_map(table::conn).find(|c| of_it(&&**c)).into_iter().for_each(note);
     }
-    c.visited.store(true, SeqCst);
+    // The numbers are those of the process whose memory this is, and may be closed or another file's here.
+    let Some(ends) = rv::ends(fd) else { return };
+    let me = sys::pid();
+    let lend = |c: &Conn| {
+        c.holders.add_once(me);
+        note(c);
+    };
+    match table::conn(fd).filter(|c| c.stats().ends() == Some(ends)) {
+        Some(c) => lend(c),
+        // In doubt it is one of which nobody knows yet.
+        None => (0..=table::highest())
+            .filter_map(table::conn)
+            .filter(|c| c.stats().ends().is_none_or(|e| e == ends))
+            .for_each(lend),
+    }
 }
 
-/// Before an image is executed that cannot be preloaded: what it inherits must be home, and stay there. Changes nothing else
-/// in this process, so that a `vfork` child may call it.
+/// Before an image is executed. If it cannot be preloaded what it inherits must be home, and stay there. Where it is, and may
+/// ask for what it uses, nobody may take it for closed before it has: a forked child is on the list of those who have it, and
+/// one of `vfork` is put there. Changes nothing else in this process, so that such a child may call it.
 ///
 /// # Safety
 /// `path` and `envp` are null or as for `execve(2)`.
@@ -229,7 +249,8 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
     }
     let _room = Room::make();
     // SAFETY: the caller's promise.
-    if unsafe { is_preloaded(path, envp) } {
+    let asks = unsafe { is_preloaded(path, envp) };
+    if asks && !crate::process::is_guest() {
         return;
     }
     each_fd(|fd| {
@@ -238,8 +259,10 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
         let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
         if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && (rv::ends(fd).is_some() || sys::is_tcp_closed(fd)) {
             // In this order: either the owner sees it, or can be asked.
-            cookie(fd).into_iter().for_each(count_in);
-            ask_ancestors(fd, false);
+            count_in(fd, asks);
+            if !asks {
+                ask_ancestors(fd, false);
+            }
         }
     });
 }

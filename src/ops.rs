@@ -118,7 +118,7 @@ pub fn spawn_gives(acts: *const c_void, fd: c_int) {
 pub unsafe fn spawn_prepare(path: *const c_char, envp: *const *const c_char, acts: *const c_void) -> bool {
     about_to_bear();
     // SAFETY: the caller's promise.
-    process::is_active() && unsafe { !foreign::is_preloaded(path, envp) } && process::spawn_prepare(acts as usize)
+    process::is_active() && process::spawn_prepare(acts as usize, unsafe { foreign::is_preloaded(path, envp) })
 }
 
 /// Before the process has a child by other ways than `fork`.
@@ -128,7 +128,7 @@ pub fn about_to_bear() {
     }
 }
 
-/// A child that cannot be preloaded has been spawned, or (0) was not.
+/// A child has been spawned, or (0) was not.
 ///
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.

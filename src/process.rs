@@ -492,10 +492,10 @@ pub fn exec_prepare() {
     write_report();
 }
 
-/// Before a child is spawned that cannot be preloaded, with the file actions at `acts` or none (0): what it inherits comes
-/// home. Says whether there is anything.
-pub fn spawn_prepare(acts: usize) -> bool {
-    if is_guest() {
+/// Before a child is spawned with the file actions at `acts` or none (0): it has what it inherits, whatever we close meanwhile;
+/// and unless it `asks` for what it uses, because it is preloaded, that comes home. Says whether there is anything.
+pub fn spawn_prepare(acts: usize, asks: bool) -> bool {
+    if is_guest() || table::highest() < 0 {
         return false;
     }
     let began = now_ns();
@@ -509,6 +509,11 @@ pub fn spawn_prepare(acts: usize) -> bool {
         let until = began + if given { PATIENCE_NS } else { 1_000_000_000 };
         if matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) && passes {
             any = true;
+            if asks {
+                let _b = c.lock_both();
+                c.holders.expect(token);
+                return;
+            }
             if c.is_inherited() {
                 visit::settle(c);
             }

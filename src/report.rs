@@ -139,11 +139,8 @@ impl Conn {
 
 /// A mapped IPv4 address comes out as IPv4, as the program knows it.
 fn endpoint(e: &Endpoint) -> SocketAddr {
-    let mut addr = [0u8; 16];
-    for (to, from) in addr.iter_mut().zip(&e.addr) {
-        *to = from.load(Ordering::Relaxed);
-    }
-    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(addr)).to_canonical(), e.port.load(Ordering::Relaxed))
+    let (addr, port) = e.get();
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(addr)).to_canonical(), port)
 }
 
 /// The program's name, without the NULs behind it.

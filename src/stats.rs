@@ -7,7 +7,7 @@
 //! record in the middle of a change, so every record carries a generation
 //! that is odd while the record is in use.
 
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// Name of the memfd, as `/proc/PID/fd` shows it: `/memfd:ringsock-state`.
 pub const MEMFD_NAME: &str = "ringsock-state";
@@ -69,6 +69,22 @@ pub struct Endpoint {
     pub port: AtomicU16,
 }
 
+impl Endpoint {
+    /// It is known now.
+    pub fn note(&self, (addr, port): &([u8; 16], u16)) {
+        for (to, b) in self.addr.iter().zip(addr) {
+            to.store(*b, Ordering::Relaxed);
+        }
+        self.port.store(*port, Ordering::Release);
+    }
+
+    /// The address and the port; the port is 0 while they are unknown.
+    pub fn get(&self) -> ([u8; 16], u16) {
+        let port = self.port.load(Ordering::Acquire);
+        (core::array::from_fn(|i| self.addr[i].load(Ordering::Relaxed)), port)
+    }
+}
+
 /// One connection.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -99,6 +115,14 @@ pub struct ConnStats {
     pub upgrades: AtomicU32,
     /// Completed returns.
     pub returns: AtomicU32,
+}
+
+impl ConnStats {
+    /// Our end and the other, once they are known.
+    pub fn ends(&self) -> Option<[([u8; 16], u16); 2]> {
+        let ends = [self.local.get(), self.peer.get()];
+        (ends[0].1 != 0 && ends[1].1 != 0).then_some(ends)
+    }
 }
 
 macro_rules! why {

@@ -12,6 +12,13 @@ from .frame import FAIL, SKIP, Unavailable, clean_env, junit, need
 MODULES = """test_asyncio test_socket test_ssl test_selectors test_ftplib test_imaplib test_poplib test_select
     test_socketserver test_asynchat test_asyncore test_httpservers test_httplib test_urllib2_localnet test_xmlrpc
     test_docxmlrpc test_epoll test_poll test_telnetlib test_smtplib test_wsgiref test_eintr""".split()
+# What stands on pipes and pairs of Unix sockets: for `--pairs`.
+PROCESSES = """test_multiprocessing_fork test_multiprocessing_spawn test_multiprocessing_forkserver test_concurrent_futures
+    test_subprocess test_os test_posix test_signal test_threadsignals test_io test_fileio test_file_eintr test_fork1 test_wait3
+    test_wait4 test_popen test_cmd_line test_script_helper test_faulthandler test_multiprocessing_main_handling test_mailbox
+    test_pty test_tty test_pipes test_fcntl test_ioctl test_runpy test_logging test_queue test_thread test_largefile
+    test_support test_regrtest test_tempfile test_shutil test_cgi test_netrc test_univnewlines test_exceptions test_sys
+    test_atexit test_gc test_threading test_asyncgen test_pdb test_builtin test_uuid test_webbrowser""".split()
 SECONDS = 400
 OPTIONS = {
     # Would talk to the hypervisor.
@@ -55,12 +62,19 @@ def unit(exe, module):
 
 
 def prepare():
+    return units(MODULES)
+
+
+def prepare_processes():
+    return units(PROCESSES)
+
+
+def units(modules):
     exe = python()
     found = exe != sys.executable or importlib.util.find_spec("test")
     if not found:
         raise Unavailable("no test package")
-    there = [m for m in MODULES if exists(exe, m)]
-    return [(m, unit(exe, m)) for m in there]
+    return [(m, unit(exe, m)) for m in modules if exists(exe, m)]
 
 
 def exists(exe, module):

@@ -171,7 +171,7 @@ def cmake(source, name, *options, target=None):
 class Place:
     """One variant of one suite: its environment, and its reports."""
 
-    def __init__(self, folder, variant, preload, seed, links=None, warm=None):
+    def __init__(self, folder, variant, preload, seed, links=None, warm=None, pairs=None):
         self.folder = folder
         self.variant = variant
         self.preload = preload
@@ -189,6 +189,8 @@ class Place:
             self.env.update({k: v.format(seed=seed) for k, v in settings.items()})
             if links:
                 self.env["RINGSOCK_LINKS"] = links
+        if pairs:
+            self.env["WARM_PAIRS"] = pairs
         if libraries:
             self.env["LD_PRELOAD"] = ":".join(libraries)
 

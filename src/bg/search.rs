@@ -28,7 +28,8 @@ impl Bg {
             rv::ends(conn.local().fd.load(Relaxed))
         };
         let Some(ends) = ends else { return };
-        note_ends(conn, &ends);
+        let s = conn.stats();
+        ends.iter().zip([&s.local, &s.peer]).for_each(|(end, to)| to.note(end));
         let c = config::get();
         let local = ends[0].0 == ends[1].0 || rv::is_local(&ends[1]);
         let verbs = !(local && c.links.shm);
@@ -593,16 +594,6 @@ pub(super) fn make_plain(conn: &Conn, why: Why) {
     if conn.phase() == Phase::Raw {
         conn.set_phase(Phase::Plain);
         conn.why(why);
-    }
-}
-
-pub(super) fn note_ends(conn: &Conn, ends: &[([u8; 16], u16); 2]) {
-    let s = conn.stats();
-    for (e, to) in ends.iter().zip([&s.local, &s.peer]) {
-        for (b, cell) in e.0.iter().zip(&to.addr) {
-            cell.store(*b, Relaxed);
-        }
-        to.port.store(e.1, Release);
     }
 }
 

@@ -9,6 +9,10 @@
 //! nothing has been sent yet, it plays both parts; else the connection stays as it is. That is for programs in which the
 //! thread that dials is the one that goes on with the connection. Where any thread may take up what another has dialled, it
 //! would send, or take what is played, in the middle of it: `WARM_BOTH=no`.
+//!
+//! `WARM_PAIRS=pipes,sockets` makes pipes, and pairs of Unix stream sockets, of TCP.
+
+mod pairs;
 
 use core::ffi::{c_int, c_void, CStr};
 use core::mem::{size_of, zeroed};
@@ -66,6 +70,7 @@ static ACCEPT: Next = Next(c"accept", AtomicUsize::new(0));
 static ACCEPT4: Next = Next(c"accept4", AtomicUsize::new(0));
 
 extern "C" fn begin() {
+    pairs::begin();
     let Some(path) = std::env::var_os("WARM_TABLE") else { return };
     let Ok(path) = std::ffi::CString::new(path.as_bytes()) else { return };
     MAY_PLAY_BOTH.store(std::env::var_os("WARM_BOTH").is_none_or(|v| v != "no"), Relaxed);

@@ -27,7 +27,12 @@ pub const CHECKS: &[Check] = &[
     ("image-before-anybody-looks", |cx| before_anybody_looks(cx, How::Spawn, READER)),
     ("image-before-anybody-looks-static", |cx| before_anybody_looks(cx, How::Fork, STATIC_READER)),
     ("image-before-anybody-looks-vstatic", |cx| before_anybody_looks(cx, How::Vfork, STATIC_READER)),
-    ("image-of-what-we-have-closed", |cx| [READER, LATE_READER].into_iter().try_for_each(|r| closed_behind(cx, r))),
+    ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
+    ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
+    ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
+    ("image-that-answers-for-us-fork", |cx| answers(cx, How::Fork)),
+    ("image-that-answers-for-us-vfork", |cx| answers(cx, How::Vfork)),
+    ("image-that-answers-for-us-spawn", |cx| answers(cx, How::Spawn)),
     ("image-outlives-us", outlives),
     ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
     ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
@@ -128,21 +133,42 @@ pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
 }
 
 /// We close it at once, and what it is to read stands in the ring.
-fn closed_behind(cx: &mut Cx, words: &[&str]) -> Res {
-    sys::dup2(cx.fd, NUMBER)?;
+fn closed_behind(cx: &mut Cx, how: How) -> Res {
+    for words in [READER, LATE_READER] {
+        sys::dup2(cx.fd, NUMBER)?;
+        cx.tell(Op::Send, 1000, 0, 0)?;
+        let (rd, wr) = sys::pipe()?;
+        sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        let pid = start(how, words, wr)?;
+        sys::close(wr)?;
+        sys::close(NUMBER)?;
+        cx.renew()?;
+        let begun = std::time::Instant::now();
+        same!(read_all(rd)?.len(), 1000, "bytes that the program read");
+        ensure!(begun.elapsed().as_secs() < 5, "it has waited for {:?}", begun.elapsed());
+        same!(sys::waitpid(pid)?, 0, "status of the program");
+        sys::close(rd)?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
+}
+
+/// It gets the connection as its standard input and output, nobody else keeps it, and the peer reads what it says and then
+/// the end.
+fn answers(cx: &mut Cx, how: How) -> Res {
+    sys::fcntl(cx.fd, libc::F_SETFD, libc::FD_CLOEXEC)?;
     cx.tell(Op::Send, 1000, 0, 0)?;
-    let (rd, wr) = sys::pipe()?;
-    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
-    let pid = start(How::Fork, words, wr)?;
-    sys::close(wr)?;
-    sys::close(NUMBER)?;
-    cx.renew()?;
-    let begun = std::time::Instant::now();
-    same!(read_all(rd)?.len(), 1000, "bytes that the program read");
-    ensure!(begun.elapsed().as_secs() < 5, "it has waited for {:?}", begun.elapsed());
+    let words = &["/bin/bash", "-c", "head -c 1000 >/dev/null; head -c 4 >/dev/null; printf 0123456789"];
+    let pid = start_with(how, words, &[(cx.fd, 0), (cx.fd, 1)])?;
+    let standin = sys::dup(2)?;
+    sys::close(std::mem::replace(&mut cx.fd, standin))?;
+    // It waits for these, so the peer finds out what it has before the end.
+    cx.tell(Op::Send, 4, 0, 0)?;
+    cx.post(Op::Recv, 10, 0, 0)?;
+    same!(cx.answer()?, Err(9999), "what the peer makes of the program's bytes");
+    same!(cx.tell(Op::Recv, 1, 0, 0)?, 0, "what the peer reads then");
     same!(sys::waitpid(pid)?, 0, "status of the program");
-    sys::close(rd)?;
-    cx.leave_tcp()
+    cx.renew()
 }
 
 fn uses(cx: &mut Cx, how: How, words: &[&str]) -> Res {
