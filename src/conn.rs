@@ -678,6 +678,11 @@ impl Conn {
         }
     }
 
+    /// What that left to be told, if nobody was yet.
+    pub fn kept_error(&self) -> Option<i32> {
+        Some(self.err.load(Acquire)).filter(|e| *e != 0 && self.has_ended(END_RESET))
+    }
+
     /// The stream of the kernel's socket has ended as if that were all: it has not, if an error was told before.
     pub fn find_lost(&self) -> Option<i32> {
         if self.lost.load(Relaxed) == 0 {

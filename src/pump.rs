@@ -665,9 +665,12 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     let reset = on_ring && unread;
     // It had read all that had come, from another host, when it closed: what came then its kernel would have refused.
     let refused = reset && closed && !aborted && conn.remote().is_some();
+    // A call that had moved something was told by the kernel, and has left it to the next one.
+    let kept = conn.kept_error();
     // The kernel gave the end, and not an error, so that came before the peer's reset. (Its program had ended its direction in the
     // middle of an upgrade, where the slot does not say so. Who takes nothing any more is given an end whatever comes.)
-    after_fin |= refused || aborted && verdict == End::Eof && errno == 0 && !conn.has_ended(END_RDSHUT);
+    let ends_first = verdict == End::Eof && errno == 0 && kept.is_none() && !conn.has_ended(END_RDSHUT);
+    after_fin |= refused || aborted && ends_first;
     if !closed && !reset {
         // Without a goodbye, and without a reset: what the peer's program had behind a cork the kernel would have sent.
         b.rx.ring().orphan();
@@ -697,6 +700,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         _ if conn.has_ended(END_TOLD) => conn.fail_as_told(),
         // The peer may have said that it has ended, but that end stands behind what is missing.
         e if missing => conn.fail(e),
+        _ if kept.is_some() => conn.fail(kept.unwrap_or(0)),
         // After the end of the peer's stream a reset means that it takes nothing more, and to an end that has
         // ended too it means nothing.
         libc::ECONNRESET if after_fin && conn.has_ended(END_WRSHUT) => {}

@@ -276,4 +276,28 @@ mod tests {
         table::take(fd);
         conn.set_phase(Phase::Closed);
     }
+
+    /// The same where the peer's link tells of the reset when the kernel, which has told it, says only that there is an end.
+    #[test]
+    fn an_error_that_is_kept_is_what_the_kernel_has_said_whatever_the_link_says_then() {
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, theirs) = armed(slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        reset(conn, theirs);
+        let e = sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+        assert_eq!(e, Ok(libc::ECONNRESET));
+        keep_for_next(conn, libc::ECONNRESET);
+        slot.flags.fetch_or(ABORT | CLOSED, SeqCst);
+        pump::drive(conn);
+        assert!(conn.has_ended(END_EOF));
+        let x = one(c"x".as_ptr().cast_mut().cast(), 1);
+        let send = || match put(fd, conn, Bufs::new(&x), libc::MSG_NOSIGNAL) {
+            Put::Error(e) => e,
+            _ => 0,
+        };
+        assert_eq!([send(), send()], [libc::ECONNRESET, libc::EPIPE]);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
 }
