@@ -256,7 +256,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         c.notify();
         return r;
     }
-    end(b, fd, how)
+    end(c, b, fd, how)
 }
 
 /// Closes a number, if that is ours to do.
@@ -277,13 +277,12 @@ pub fn close_unnamed(c: &'static Conn) {
     let b = c.lock_both();
     // Another thread may have closed it long ago, and the record be in use again, and held.
     if c.local().pins.load(SeqCst) == 0 && c.local().unnamed.swap(false, SeqCst) {
-        end(b, c.local().fd.load(Relaxed), How::Own);
+        end(c, b, c.local().fd.load(Relaxed), How::Own);
     }
 }
 
 /// Lets go of a connection with its last number, `fd`.
-fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
-    let c = b.rx.conn();
+fn end(c: &'static Conn, mut b: Both, fd: c_int, how: How) -> Outcome {
     let kernel = || close_number(fd, how);
     if how != How::Stale {
         process::read_kernel_counts(c, fd);
@@ -316,6 +315,7 @@ fn end(mut b: Both, fd: c_int, how: How) -> Outcome {
         c.notify();
         if keep >= 0 {
             c.ask(ask::PUMP);
+            process::await_lent(c);
         } else if c.local().submitted.load(SeqCst) {
             c.ask(ask::LET_GO);
         }

@@ -1,6 +1,7 @@
 //! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
 
 use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
+use super::found::{pair, warm};
 use super::procs::{bye, child, reap};
 use super::Check;
 use crate::{ensure, same, sys};
@@ -30,6 +31,8 @@ pub const CHECKS: &[Check] = &[
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
+    ("image-of-what-we-have-sent-ourselves-vfork", |cx| sent_ourselves(cx, How::Vfork)),
+    ("image-of-what-we-have-sent-ourselves-spawn", |cx| sent_ourselves(cx, How::Spawn)),
     ("image-that-answers-for-us-fork", |cx| answers(cx, How::Fork)),
     ("image-that-answers-for-us-vfork", |cx| answers(cx, How::Vfork)),
     ("image-that-answers-for-us-spawn", |cx| answers(cx, How::Spawn)),
@@ -150,6 +153,28 @@ fn closed_behind(cx: &mut Cx, how: How) -> Res {
         sys::close(rd)?;
         cx.leave_tcp()?;
     }
+    Ok(())
+}
+
+/// A process has both ends, gives one to a program, closes it, writes to the other, and is killed.
+fn sent_ourselves(cx: &mut Cx, how: How) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = child(|| {
+        let (a, b) = pair()?;
+        warm(a, b, 60)?;
+        sys::fcntl(a, libc::F_SETFD, libc::FD_CLOEXEC)?;
+        start_with(how, &["/bin/cat"], &[(b, 0), (wr, 1)])?;
+        sys::close(b)?;
+        sys::write_all(a, b"0123456789")?;
+        sys::kill(std::process::id() as libc::pid_t, libc::SIGKILL)?;
+        Ok(())
+    })?;
+    sys::close(wr)?;
+    same!(read_all(rd)?, b"0123456789", "what the program has read");
+    ensure!(sys::waitpid(pid)? != 0, "it was killed");
+    sys::close(rd)?;
+    bye(cx)?;
     Ok(())
 }
 
