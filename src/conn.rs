@@ -177,8 +177,6 @@ pub struct Conn {
     pub holders: Holders,
     /// Another process than its owner has used it: no upgrade until only one holds it.
     pub visited: AtomicBool,
-    /// A new image has it, which may not have asked for it yet (`foreign.rs`).
-    pub lent: AtomicBool,
     /// Such a process asks its owner to bring it back to TCP.
     pub wanted: AtomicBool,
     /// A child that is about to hand it on could not wait any longer: the owner is to reset it.
@@ -307,7 +305,6 @@ impl Conn {
             &mut self.hold,
             &mut self.wanted,
             &mut self.doomed,
-            &mut self.lent,
             &mut self.hurry,
             &mut self.for_good,
         ] {

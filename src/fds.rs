@@ -315,7 +315,7 @@ fn end(c: &'static Conn, mut b: Both, fd: c_int, how: How) -> Outcome {
         c.notify();
         if keep >= 0 {
             c.ask(ask::PUMP);
-            process::await_lent(c);
+            process::await_let_go(c);
         } else if c.local().submitted.load(SeqCst) {
             c.ask(ask::LET_GO);
         }

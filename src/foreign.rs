@@ -225,7 +225,6 @@ fn count_in(fd: c_int, asks: bool) {
     let me = sys::pid();
     let lend = |c: &Conn| {
         c.holders.add_once(me);
-        c.lent.store(true, SeqCst);
         note(c);
     };
     match table::conn(fd).filter(|c| c.stats().ends() == Some(ends)) {

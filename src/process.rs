@@ -512,7 +512,6 @@ pub fn spawn_prepare(acts: usize, asks: bool) -> bool {
             if asks {
                 let _b = c.lock_both();
                 c.holders.expect(token);
-                c.lent.store(true, SeqCst);
                 return;
             }
             if c.is_inherited() {
@@ -602,12 +601,10 @@ fn leave(c: &Conn) {
     pump::drive(c);
 }
 
-/// Waits for a connection that the program has just closed, and an image has, to come home: that has no rings, and nobody
-/// brings it what is in them if we are killed. Not for long, because a close does not wait.
-pub fn await_lent(c: &'static Conn) {
-    if c.lent.swap(false, SeqCst) {
-        await_home(c, now_ns() + 100_000_000);
-    }
+/// Waits for a connection that the program has just closed, and others have, to come home: a new image has no rings, and
+/// nobody brings it what is in them if we are killed. Not for long, because a close does not wait.
+pub fn await_let_go(c: &'static Conn) {
+    await_home(c, now_ns() + 100_000_000);
 }
 
 fn await_home(c: &'static Conn, until: i64) {

@@ -31,6 +31,7 @@ pub const CHECKS: &[Check] = &[
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
+    ("image-of-what-we-have-sent-ourselves-fork", |cx| sent_ourselves(cx, How::Fork)),
     ("image-of-what-we-have-sent-ourselves-vfork", |cx| sent_ourselves(cx, How::Vfork)),
     ("image-of-what-we-have-sent-ourselves-spawn", |cx| sent_ourselves(cx, How::Spawn)),
     ("image-that-answers-for-us-fork", |cx| answers(cx, How::Fork)),
