@@ -604,7 +604,9 @@ fn leave(c: &Conn) {
 /// Waits for a connection that the program has just closed, and others have, to come home: a new image has no rings, and
 /// nobody brings it what is in them if we are killed. Not for long, because a close does not wait.
 pub fn await_let_go(c: &'static Conn) {
-    await_home(c, now_ns() + 100_000_000);
+    let until = now_ns() + 100_000_000;
+    await_home(c, until);
+    visit::await_rest(c, until);
 }
 
 fn await_home(c: &'static Conn, until: i64) {
