@@ -7,7 +7,9 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Before, Entry};
-use crate::{arena, bg, chaos, config, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, visit};
+use crate::{
+    arena, bg, chaos, config, desk, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, visit,
+};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
 
@@ -85,7 +87,7 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
 /// `new` is another number of `old`.
 pub fn duplicated(old: c_int, new: c_int) {
     if process::is_guest() {
-        return;
+        return foreign::renumbered(new);
     }
     loop {
         match table::get(old) {
@@ -111,7 +113,15 @@ pub fn duplicated(old: c_int, new: c_int) {
 
 /// `dup2(2)`, `dup3(2)`: closes `new` first, as a close by the program would.
 pub fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
-    if process::is_guest() || old == new {
+    if old == new {
+        return Outcome::Bypass;
+    }
+    if process::is_guest() {
+        foreign::renumbered(old);
+        if !desk::is_here() {
+            // By that number its calls are for the kernel.
+            table::conn(new).into_iter().for_each(|c| process::give_up(c, Why::Forked));
+        }
         return Outcome::Bypass;
     }
     if process::is_own_fd(new) {

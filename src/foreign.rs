@@ -237,6 +237,21 @@ fn count_in(fd: c_int, asks: bool) {
     }
 }
 
+/// A process in another's memory gives the connection `fd` another number, of which nobody here may take note: so whoever has
+/// it on its rings brings it home, where all numbers are alike, and it stays there as long as that process lives.
+pub fn renumbered(fd: c_int) {
+    let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+    if table::highest() < 0 || crate::desk::is_here() || !tcp() || rv::ends(fd).is_none() {
+        return;
+    }
+    let _room = Room::make();
+    count_in(fd, false);
+    if ask_ancestors(fd, true) == Answer::Lost {
+        // What is in its stream may be frames.
+        pump::disconnect_number(fd);
+    }
+}
+
 /// Before an image is executed. If it cannot be preloaded what it inherits must be home, and stay there. Where it is, and may
 /// ask for what it uses, nobody may take it for closed before it has: a forked child is on the list of those who have it, and
 /// one of `vfork` is put there. Changes nothing else in this process, so that such a child may call it.

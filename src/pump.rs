@@ -822,9 +822,14 @@ pub fn reset(b: &mut Both) {
 
 /// Has the kernel reset it at both ends: to nobody may it look like a proper end.
 pub fn disconnect(conn: &Conn) {
+    disconnect_number(conn.local().fd.load(Relaxed));
+}
+
+/// The same by a number of it.
+pub fn disconnect_number(fd: i32) {
     let unspec = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
     // SAFETY: the address is readable for its length.
-    let _ = unsafe { sys::sys!(libc::SYS_connect, conn.local().fd.load(Relaxed), &unspec, size_of_val(&unspec)) };
+    let _ = unsafe { sys::sys!(libc::SYS_connect, fd, &unspec, size_of_val(&unspec)) };
 }
 
 /// As [`reset`], with this end's program being told `errno`.

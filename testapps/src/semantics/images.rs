@@ -38,6 +38,8 @@ pub const CHECKS: &[Check] = &[
     ("image-that-answers-for-us-vfork", |cx| answers(cx, How::Vfork)),
     ("image-that-answers-for-us-spawn", |cx| answers(cx, How::Spawn)),
     ("image-outlives-us", outlives),
+    ("vfork-child-uses-a-copy", uses_a_copy),
+    ("vfork-child-puts-a-file-in-its-place", puts_a_file_there),
     ("image-of-a-stopped-peer", |cx| of_a_stopped_peer(cx, 5_600, ITSELF)),
     ("image-signalled", |cx| of_a_stopped_peer(cx, 1_000, SIGNALLED)),
 ];
@@ -175,6 +177,63 @@ fn sent_ourselves(cx: &mut Cx, how: How) -> Res {
     same!(read_all(rd)?, b"0123456789", "what the program has read");
     ensure!(sys::waitpid(pid)? != 0, "it was killed");
     sys::close(rd)?;
+    bye(cx)?;
+    Ok(())
+}
+
+/// Runs `f` in a child of vfork, and gives its status.
+///
+/// # Safety
+/// `f` makes calls that such a child may make, and no others.
+unsafe fn vforked(f: impl FnOnce() -> bool) -> Result<c_int, Why> {
+    // SAFETY: the caller's promise; it does not come back.
+    #[allow(deprecated)]
+    let pid = match unsafe { libc::vfork() } {
+        0 => unsafe { libc::_exit(!f() as c_int) },
+        pid => pid,
+    };
+    ensure!(pid > 0, "vfork");
+    Ok(sys::waitpid(pid)?)
+}
+
+/// It gives the connection another number, of which nobody can take note in the memory that it shares.
+fn uses_a_copy(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    let mut first = [0u8; 4];
+    let (fd, to) = (cx.fd, first.as_mut_ptr());
+    // SAFETY: plain calls; the buffer is this function's.
+    let status = unsafe {
+        vforked(|| {
+            let copied = libc::dup2(fd, NUMBER) == NUMBER;
+            copied
+                && libc::write(NUMBER, c"0123456789".as_ptr().cast(), 10) == 10
+                && libc::read(NUMBER, to.cast(), 4) == 4
+        })
+    }?;
+    same!(status, 0, "status of the child");
+    cx.take(&first)?;
+    cx.recv(996)?;
+    cx.post(Op::Recv, 10, 0, 0)?;
+    same!(cx.answer()?, Err(9999), "what the peer makes of the child's bytes");
+    cx.tell(Op::Send, 5000, 0, 0)?;
+    cx.recv(5000)?;
+    bye(cx)?;
+    Ok(())
+}
+
+/// The connection's number is another file's there.
+fn puts_a_file_there(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    let fd = cx.fd;
+    // SAFETY: plain calls.
+    let status =
+        unsafe { vforked(|| libc::dup2(wr, fd) == fd && libc::write(fd, c"0123456789".as_ptr().cast(), 10) == 10) }?;
+    same!(status, 0, "status of the child");
+    sys::close(wr)?;
+    same!(read_all(rd)?, b"0123456789", "what has come through the pipe");
+    sys::close(rd)?;
+    cx.send(1000)?;
+    same!(cx.tell(Op::Recv, 1000, 0, 0)?, 1000, "bytes that arrived");
     bye(cx)?;
     Ok(())
 }
