@@ -60,12 +60,15 @@ BY_NAME = {
     "gevent": gevent.prepare,
     "gio": gio.prepare,
     "jdk": jdk.prepare,
+    "jdk-processes": jdk.prepare_processes,
+    "libuv-processes": events.prepare_libuv_processes,
     "lighttpd": lighttpd.prepare,
     "mariadb": mariadb.prepare,
     "memcached": memcached.prepare,
     "microhttpd": microhttpd.prepare,
     "mosquitto": mosquitto.prepare,
     "nng": nng.prepare,
+    "node-processes": node.prepare_processes,
     "openssh": openssh.prepare,
     "perl": perl.prepare,
     "php": php.prepare,
@@ -74,6 +77,7 @@ BY_NAME = {
     "redis": redis.prepare,
     "redispy": redispy.prepare,
     "rsync": rsync.prepare,
+    "rust-processes": crates.prepare_processes,
     "socat": socat.prepare,
     "stunnel": stunnel.prepare,
     "tcl": tcl.prepare,
@@ -81,7 +85,7 @@ BY_NAME = {
 }
 
 # Suites whose tests sleep most of the time, and how many times as many of them run at a time.
-IDLERS = {"node", "uvloop", "frameworks"}
+IDLERS = {"node", "node-processes", "uvloop", "frameworks"}
 IDLE = 4
 
 # (suite, variant, test), each a pattern, and why its failure says nothing.
@@ -98,6 +102,10 @@ FLAKY = [
     ("haproxy", "chaos", r"reg-tests/checks/http-check\.vtc", "gives a health check 100 ms; chaos holds calls up for as long as 15 ms"),
     ("haproxy", "chaos", r"reg-tests/log/load_balancing\.vtc", "gives 500 exchanges, one after the other, 10 s; chaos holds calls up for as long as 15 ms"),
     ("libuv", "chaos", r"tcp_ping_pong", "gives 1,000 exchanges, one after the other, 5 s; chaos holds calls up for as long as 15 ms"),
+    ("libuv-processes", "chaos", r"shutdown_eof|run_nowait|timer_from_check", "has a timer of 100 ms and less from before its first round; chaos holds calls up for as long as 15 ms"),
+    ("libuv-processes", ".*", r"timer_from_check", "fails natively now and then"),
+    ("libuv-processes", ".*", r"spawn_exercise_sigchld_issue", "gives 101 processes, one after the other, 5 s; fails on a busy machine"),
+    ("rust-processes", ".*", r"polling-.*", "adds blocking sockets to epoll sets by system calls that the library does not see, after they have moved"),
     ("node", "chaos", r"parallel/test-http2-forget-closed-streams\.js", "10,000 requests, one after the other, get a minute here; chaos holds calls up for as long as 15 ms"),
     ("erlang", ".*", r"gen_tcp_misc_SUITE:accept_timeouts.*", "gives an accept 100 ms; fails on a busy machine"),
     ("php", "chaos", r"sapi/cli/tests/upload_2G\.phpt", "sends 2 GB in a minute; chaos holds calls up for as long as 15 ms"),

@@ -11,6 +11,18 @@ from .frame import FAIL, PASS, SKIP, Unavailable, clean_env, home, run
 
 TOKIO = "1.50.0"
 TESTS = re.compile(r"^(tcp_|io_copy_bidirectional|io_driver|io_async_fd|io_split|net_|rt_basic|uds_stream|buffered)")
+# For `--pairs`: what may stand on pipes and pairs of Unix sockets.
+PROCESSES = re.compile(r"^(process_|signal_|uds_|net_unix|io_async|io_driver|io_copy|io_split|io_read|io_write|rt_|task_blocking|duplex)")
+CRATES = {
+    "async-process": ["2.5.0"],
+    "shared_child": ["1.1.2", "--all-features"],
+    "os_pipe": ["1.2.3"],
+    "duct": ["1.1.2"],
+    "subprocess": ["1.2.3"],
+    "polling": ["3.11.0"],
+    "signal-hook": ["0.3.18"],
+    "nix": ["0.30.1", "--all-features"],
+}
 UNSTABLE = re.compile(r"panic|loom|wasi|drop")
 
 
@@ -54,25 +66,45 @@ def unit(name, exe, place_of_source):
     return run_it
 
 
-def prepare():
-    place = source("tokio", TOKIO)
-    tests = sorted(os.path.basename(p)[:-3] for p in glob.glob(os.path.join(place, "tests", "*.rs")))
-    tests = [t for t in tests if TESTS.search(t) and not UNSTABLE.search(t)]
-    wanted = [x for t in tests for x in ("--test", t)]
+def built(crate, place, arguments, prefix=""):
+    """A unit for each test program that cargo makes of a crate."""
     env = clean_env({"CARGO_TARGET_DIR": os.path.join(home(), "crates"), "CARGO_PROFILE_DEV_DEBUG": "0"})
-    command = ["cargo", "build", "-q", "-j2", "--keep-going", "--features", "full", *wanted, "--message-format=json"]
+    command = ["cargo", *arguments, "-q", "-j2", "--message-format=json"]
     try:
-        built = subprocess.run(command, cwd=place, env=env, capture_output=True, timeout=1200, check=False)
+        done = subprocess.run(command, cwd=place, env=env, capture_output=True, timeout=1200, check=False)
     except subprocess.TimeoutExpired as e:
-        raise Unavailable("building tokio's tests takes too long") from e
+        raise Unavailable(f"building {crate}'s tests takes too long") from e
     units = []
-    for line in built.stdout.splitlines():
+    for line in done.stdout.splitlines():
         try:
             m = json.loads(line)
         except ValueError:
             continue
         if m.get("executable") and m.get("profile", {}).get("test"):
-            units.append((m["target"]["name"], unit(m["target"]["name"], m["executable"], place)))
+            name = prefix + m["target"]["name"]
+            units.append((name, unit(name, m["executable"], place)))
     if not units:
-        raise Unavailable("tokio's tests did not build: " + built.stderr.decode(errors="replace")[-300:])
+        raise Unavailable(f"{crate}'s tests did not build: " + done.stderr.decode(errors="replace")[-300:])
+    return units
+
+
+def tokio(tests_of):
+    place = source("tokio", TOKIO)
+    tests = sorted(os.path.basename(p)[:-3] for p in glob.glob(os.path.join(place, "tests", "*.rs")))
+    tests = [t for t in tests if tests_of.search(t) and not UNSTABLE.search(t)]
+    wanted = [x for t in tests for x in ("--test", t)]
+    return built("tokio", place, ["build", "--keep-going", "--features", "full", *wanted])
+
+
+def prepare():
+    return tokio(TESTS)
+
+
+def prepare_processes():
+    units = tokio(PROCESSES)
+    for name, (version, *options) in CRATES.items():
+        try:
+            units += built(name, source(name, version), ["build", "--keep-going", "--tests", "--bins", *options], name + "-")
+        except Unavailable as e:
+            print(f"SKIP rust-processes: {name}: {e}", flush=True)
     return units

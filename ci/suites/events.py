@@ -13,6 +13,8 @@ UV = re.compile(
 # They need addresses outside this machine.
 UV_OUTSIDE = re.compile(r"tcp_connect_timeout|tcp_local_connect_timeout|tcp_close_while_connecting|multicast")
 UV_AT_ONCE = 40
+# For `--pairs`: what may stand on pipes and pairs of Unix sockets; all but names, files and threads by themselves.
+UV_NO_PAIRS = re.compile(r"(fs_(?!async)|udp_multicast|getaddrinfo|getnameinfo|idna|ip[46]?_|utf8|str|barrier|condvar|semaphore|thread_)")
 
 BACKENDS = {
     "epoll": {"EVENT_NOPOLL": "1", "EVENT_NOSELECT": "1"},
@@ -43,15 +45,23 @@ def uv_unit(exe, source, names, number):
     return run_it
 
 
-def prepare_libuv():
+def uv(wanted):
     source = debian_source("libuv1")
     build = cmake(source, "libuv", "-DLIBUV_BUILD_TESTS=ON", target="uv_run_tests")
     exe = os.path.join(build, "uv_run_tests")
     listing = run([exe, "--list"], env=clean_env({"UV_RUN_AS_ROOT": "1"}))
     names = [line.split()[0] for line in listing.splitlines() if line.strip()]
-    names = [n for n in names if UV.search(n) and not UV_OUTSIDE.search(n)]
+    names = [n for n in names if wanted(n) and not UV_OUTSIDE.search(n)]
     parts = [names[i : i + UV_AT_ONCE] for i in range(0, len(names), UV_AT_ONCE)]
     return [(f"part {i}", uv_unit(exe, source, part, i)) for i, part in enumerate(parts)]
+
+
+def prepare_libuv():
+    return uv(UV.search)
+
+
+def prepare_libuv_processes():
+    return uv(lambda n: not UV_NO_PAIRS.match(n))
 
 
 def event_unit(exe, backend, settings):

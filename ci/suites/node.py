@@ -7,6 +7,12 @@ import shutil
 from .frame import FAIL, PASS, SKIP, debian_source, need
 
 TESTS = re.compile(r"^test-(net|http|https|http2|tls|cluster|pipe|child-process-.*(net|fork|pass|server|socket))-")
+# For `--pairs`: what may stand on pipes and pairs of Unix sockets. (Clusters hand fds over, which TCP does not.)
+PROCESSES = re.compile(
+    r"^test-(child[-_]process|stdio|process|pipe|worker|stream|signal|stdin|stdout|stderr|spawn|fork|kill|sync-io|tty|domain-stdout"
+    r"|listen-fd|cli-|debug|async-hooks|async-wrap|http-chunk|fs-(read|write)-?stream|fs-sir|readline|repl-(stdin|pipe)|exit|unhandled|ref|next-tick)"
+)
+USES = re.compile(r"child_process|cluster|common\.PIPE|process\.(stdin|stdout|stderr|on|kill)|spawn|fork")
 # They look at addresses outside this machine, or wait for tens of seconds.
 OUTSIDE = re.compile(r"autoselectfamily|net-dns|net-connect-timeout|better-error|http2-(max-session-memory|ping-flood)")
 AT_ONCE = 12
@@ -33,7 +39,20 @@ def unit(node, tests, names, number):
     return run
 
 
+def uses_processes(path):
+    with open(path, encoding="utf-8", errors="replace") as f:
+        return USES.search(f.read())
+
+
+def prepare_processes():
+    return units(lambda path: PROCESSES.match(os.path.basename(path)) and uses_processes(path))
+
+
 def prepare():
+    return units(lambda path: TESTS.match(os.path.basename(path)))
+
+
+def units(wanted):
     need("nodejs", "openssl")
     tests = os.path.join(debian_source("nodejs"), "test")
     names = []
@@ -41,7 +60,7 @@ def prepare():
         names += [
             f"{folder}/{n}"
             for n in sorted(os.listdir(os.path.join(tests, folder)))
-            if TESTS.match(n) and not OUTSIDE.search(n) and n.endswith((".js", ".mjs"))
+            if n.endswith((".js", ".mjs")) and not OUTSIDE.search(n) and wanted(os.path.join(tests, folder, n))
         ]
     node = shutil.which("node") or shutil.which("nodejs")
     parts = [names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)]
