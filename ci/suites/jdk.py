@@ -33,7 +33,7 @@ def unit(java, tests, name, folders, options=()):
         command += options
         status, text = place.command([*command, *folders], f"{name}.log", SECONDS, cwd=tests, env={"JT_JAVA": java})
         results = {}
-        for said, test in re.findall(r"^(Passed|FAILED|Error)[:.] (\S+)$", text, re.M):
+        for said, test in re.findall(r"^(Passed|FAILED|Error)[:.] +(\S+)$", text, re.M):
             results[test] = PASS if said == "Passed" else FAIL
         if status is None or not results:
             results[f"{name}:all"] = FAIL
