@@ -186,11 +186,13 @@ fn sent_ourselves(cx: &mut Cx, how: How) -> Res {
 /// # Safety
 /// `f` makes calls that such a child may make, and no others.
 unsafe fn vforked(f: impl FnOnce() -> bool) -> Result<c_int, Why> {
-    // SAFETY: the caller's promise; it does not come back.
-    #[allow(deprecated)]
-    let pid = match unsafe { libc::vfork() } {
-        0 => unsafe { libc::_exit(!f() as c_int) },
-        pid => pid,
+    // SAFETY: the caller's promise; the child does not come back.
+    let pid = unsafe {
+        #[allow(deprecated)]
+        match libc::vfork() {
+            0 => libc::_exit(!f() as c_int),
+            pid => pid,
+        }
     };
     ensure!(pid > 0, "vfork");
     Ok(sys::waitpid(pid)?)
