@@ -490,7 +490,7 @@ impl Bg {
     /// Moves a connection's switch on, and gives it back to the kernel when it is on TCP again.
     fn stir(&mut self, conn: &'static Conn) {
         if conn.phase() != Phase::Managed {
-            if conn.lingering.load(Acquire) && !conn.is_inherited() {
+            if conn.lingers() {
                 self.linger(conn);
             }
             return;
@@ -523,7 +523,7 @@ impl Bg {
         if plain {
             self.unmanage(conn, Why::Returned);
         }
-        if conn.lingering.load(Acquire) {
+        if conn.lingers() {
             self.linger(conn);
         }
     }
@@ -644,7 +644,7 @@ impl Bg {
                 own.flags.fetch_or(CLOSED | abort, SeqCst);
                 conn.flush();
             }
-            conn.lingering.store(false, Release);
+            conn.end_to_linger();
             conn.holders.remove(me);
             shared
         };

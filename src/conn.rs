@@ -25,6 +25,7 @@ use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering::*,
 };
 
+mod linger;
 mod local;
 mod locks;
 mod ready;
@@ -169,8 +170,8 @@ pub struct Conn {
     /// How many items epoll sets have of it that nobody here knows: they got the socket before it was dialled, and have not
     /// been told of it since.
     pub unknown_items: AtomicU32,
-    /// The program has closed it, but bytes of a return are still to be written.
-    pub lingering: AtomicBool,
+    /// The process whose program has closed it while bytes of a return are still to be written; 0: none. See [`Conn::lingers`].
+    lingering: AtomicU32,
     /// ... while other processes held it: it ends with the last of them.
     pub outlived: AtomicBool,
     /// The processes that hold it.
@@ -298,7 +299,6 @@ impl Conn {
             &mut self.late,
             &mut self.linger0,
             &mut self.confirmed,
-            &mut self.lingering,
             &mut self.outlived,
             &mut self.gentle,
             &mut self.unconfirmable,
@@ -311,6 +311,7 @@ impl Conn {
             *b.get_mut() = false;
         }
         for w in [
+            &mut self.lingering,
             &mut self.in_vain,
             &mut self.calls,
             &mut self.next_try,
@@ -571,7 +572,7 @@ impl Conn {
         l.fd.load(SeqCst) < 0
             && !self.is_inherited()
             && ours()
-            && !self.lingering.load(Acquire)
+            && !self.lingers()
             && !l.is_haunted()
             && self.holders.is_nobody()
     }

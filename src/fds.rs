@@ -312,7 +312,7 @@ fn end(c: &'static Conn, mut b: Both, fd: c_int, how: How) -> Outcome {
                 keep = d;
                 bg::watch_instead(fd, keep, c);
                 c.outlived.store(true, Relaxed);
-                c.lingering.store(true, Release);
+                c.begin_to_linger();
             }
         }
         if keep < 0 {
@@ -360,7 +360,8 @@ fn end(c: &'static Conn, mut b: Both, fd: c_int, how: How) -> Outcome {
                     c.flush();
                 }
                 c.local().fd.store(d, Relaxed);
-                c.lingering.store(true, Release);
+                c.outlived.store(false, Relaxed);
+                c.begin_to_linger();
                 let r = kernel();
                 drop(b);
                 c.tell_peer(WANT_RX | WANT_TX, FUTEX_RX | FUTEX_TX);

@@ -461,7 +461,7 @@ impl Link {
 fn hear(c: &Conn) {
     c.notify();
     let unconfirmed = c.connector.load(Relaxed) && !c.confirmed.load(SeqCst) && c.is_ours();
-    if c.is_hurried() || c.lingering.load(SeqCst) || unconfirmed {
+    if c.is_hurried() || c.lingers() || unconfirmed {
         c.ask(ask::PUMP);
     }
 }

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// Tells this process from all others of its family, those with the same id too.
-static LIFE: AtomicU32 = AtomicU32::new(0);
+static LIFE: AtomicU32 = AtomicU32::new(1);
 /// Other processes of the family cannot be told by their ids: they may live in another pid namespace.
 static APART: AtomicBool = AtomicBool::new(false);
 static READY: AtomicBool = AtomicBool::new(false);
@@ -233,7 +233,7 @@ fn finish_returns(until: i64, which: impl Fn(&Conn) -> bool) {
                 pump::run(&mut b);
                 // A mark or frame that nobody takes makes the kernel reset what should only end.
                 let about_to = c.connector.load(Relaxed) && c.peer().is_none() && !c.has_ended(END_EOF);
-                c.lingering.load(Relaxed) && !visit::is_home(&mut b)
+                c.lingers() && !visit::is_home(&mut b)
                     || about_to && b.rx.path() == crate::switch::RxPath::Armed
                     || b.is_owed()
             };
@@ -477,7 +477,7 @@ pub fn exec_prepare() {
     bring_shared_home(until, close_on_exec);
     bg::guests::await_answers(now_ns() + ANSWERED_NS);
     // What the program has closed is kept by an fd of the library's, which exec closes, too.
-    finish_returns(until, |c| !c.is_inherited() && (c.lingering.load(Relaxed) || close_on_exec(c)));
+    finish_returns(until, |c| !c.is_inherited() && (c.lingers() || close_on_exec(c)));
     remains::await_all(until);
     // Those that exec closes have a holder less.
     if first {

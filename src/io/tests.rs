@@ -645,7 +645,7 @@ fn the_end_of_a_ring_does_not_wait_for_a_mark() {
     }
     assert_eq!(crate::fds::close(fd), Outcome::Done(0));
     assert_eq!(own.flags.load(SeqCst) & (FIN | CLOSED), FIN | CLOSED);
-    assert!(conn.lingering.load(SeqCst));
+    assert!(conn.lingers());
 }
 
 /// Who shuts down, and then closes with bytes unread, sends an end and a reset behind it, also in the middle of an upgrade.
