@@ -3,7 +3,7 @@
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
 Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's,
-APR's, lighttpd's, libmicrohttpd's, MariaDB's, nng's, OpenSSH's, POCO's,
+APR's, Bash's and GNU make's (for `--pairs`), lighttpd's, libmicrohttpd's, MariaDB's, nng's, OpenSSH's, POCO's,
 pyftpdlib's and other Python servers', redis-py's, rsync's, socat's, stunnel's,
 Tcl's, ZeroMQ's. Both ends of nearly all their connections are in
 the preloaded processes, so these must leave TCP: a suite of which no
@@ -31,7 +31,7 @@ import time
 
 from preload_lib import default_preload
 from suites import (
-    apr, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, mariadb,
+    apr, bash, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, make, mariadb,
     memcached, microhttpd, mosquitto, nng, node, openssh, perl, php, poco, postgres, pypi, redis, redispy, rsync, ruby, socat, stunnel, tcl,
     uvloop, zeromq,
 )
@@ -54,6 +54,7 @@ SUITES = {
 # chaos variant does not keep.
 BY_NAME = {
     "apr": apr.prepare,
+    "bash": bash.prepare,
     "cpython-processes": cpython.prepare_processes,
     "curl": curl.prepare,
     "erlang": erlang.prepare,
@@ -63,6 +64,7 @@ BY_NAME = {
     "jdk-processes": jdk.prepare_processes,
     "libuv-processes": events.prepare_libuv_processes,
     "lighttpd": lighttpd.prepare,
+    "make": make.prepare,
     "mariadb": mariadb.prepare,
     "memcached": memcached.prepare,
     "microhttpd": microhttpd.prepare,
@@ -77,6 +79,7 @@ BY_NAME = {
     "redis": redis.prepare,
     "redispy": redispy.prepare,
     "rsync": rsync.prepare,
+    "ruby-processes": ruby.prepare_processes,
     "rust-processes": crates.prepare_processes,
     "socat": socat.prepare,
     "stunnel": stunnel.prepare,
