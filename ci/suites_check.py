@@ -3,8 +3,8 @@
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
 Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's,
-APR's, Bash's and GNU make's (for `--pairs`), lighttpd's, libmicrohttpd's, MariaDB's, nng's, OpenSSH's, POCO's,
-pyftpdlib's and other Python servers', redis-py's, rsync's, socat's, stunnel's,
+APR's, Bash's and GNU make's (for `--pairs`), lighttpd's, libmicrohttpd's,
+MariaDB's, nng's, OpenSSH's, POCO's, pyftpdlib's and other Python servers', redis-py's, rsync's, socat's, stunnel's,
 Tcl's, ZeroMQ's. Both ends of nearly all their connections are in
 the preloaded processes, so these must leave TCP: a suite of which no
 connection did counts as failed.
