@@ -8,7 +8,8 @@ use crate::switch::{RxPath, TxPath};
 use crate::sys::{self, sys};
 use crate::table::{self, Before, Entry};
 use crate::{
-    arena, bg, chaos, config, desk, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, visit,
+    arena, bg, chaos, config, desk, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, rendezvous,
+    visit,
 };
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
@@ -119,8 +120,11 @@ pub fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
     if process::is_guest() {
         foreign::renumbered(old);
         if !desk::is_here() {
-            // By that number its calls are for the kernel.
-            table::conn(new).into_iter().for_each(|c| process::give_up(c, Why::Forked));
+            // By that number its calls are for the kernel. (It may be another file's here already, and so may another number of
+            // it, by which nothing is to be sent then.)
+            let is = |c: &Conn, n| rendezvous::ends(n).is_some_and(|e| c.stats().ends() == Some(e));
+            let there = |c: &&Conn| c.phase() != Phase::Managed || is(c, new) && is(c, c.local().fd.load(Relaxed));
+            table::conn(new).filter(|c| there(&&**c)).into_iter().for_each(|c| process::give_up(c, Why::Forked));
         }
         return Outcome::Bypass;
     }
