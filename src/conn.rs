@@ -83,6 +83,10 @@ pub const END_TOLD: u32 = 512;
 /// end of its stream first, calls a broken pipe.
 pub const END_BEREFT: u32 = 1024;
 
+/// The program has sent something to a peer that has closed, whose kernel may have been yet to say so: it calls a reset then
+/// what is one behind the end of a stream.
+pub const END_SPOKEN: u32 = 2048;
+
 /// Requests to the background thread.
 pub mod ask {
     /// Look for the peer.
@@ -692,7 +696,7 @@ impl Conn {
         let e = self.lost.swap(0, AcqRel);
         // A reset by a peer that had closed properly says only that frames were left unread.
         let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
-        let proper = e == libc::ECONNRESET && flags & (CLOSED | ABORT) == CLOSED;
+        let proper = e == libc::ECONNRESET && flags & (CLOSED | ABORT) == CLOSED && !self.has_ended(END_SPOKEN);
         (e != 0 && !proper).then_some(e)
     }
 

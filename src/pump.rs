@@ -670,7 +670,9 @@ fn ended(b: &mut Both, errno: i32) -> bool {
     // The kernel gave the end, and not an error, so that came before the peer's reset. (Its program had ended its direction in the
     // middle of an upgrade, where the slot does not say so. Who takes nothing any more is given an end whatever comes.)
     let ends_first = verdict == End::Eof && errno == 0 && kept.is_none() && !conn.has_ended(END_RDSHUT);
-    after_fin |= refused || aborted && ends_first;
+    // What the program has sent to who had closed may have come before its kernel had said so.
+    let spoken = conn.has_ended(END_SPOKEN) && closed && !aborted;
+    after_fin |= refused || spoken || aborted && ends_first;
     if !closed && !reset {
         // Without a goodbye, and without a reset: what the peer's program had behind a cork the kernel would have sent.
         b.rx.ring().orphan();
@@ -692,7 +694,7 @@ fn ended(b: &mut Both, errno: i32) -> bool {
         // TCP resets a connection that is closed before everything was read.
         _ if aborted || refused || on_ring && !closed && unread => libc::ECONNRESET,
         // A reset of TCP's that only says that control frames were left unread.
-        _ if errno == libc::ECONNRESET && !aborted && (closed || frames_alone) => 0,
+        _ if errno == libc::ECONNRESET && !aborted && !spoken && (closed || frames_alone) => 0,
         _ => errno,
     };
     match error {

@@ -237,6 +237,11 @@ impl Conn {
         self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)
     }
 
+    /// Whether the peer has said that it has closed the connection, and that nothing was left unread.
+    pub fn has_closed_properly(&self) -> bool {
+        self.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | ABORT) == CLOSED)
+    }
+
     /// Whether either end has said that frames of a return come, to a peer on this host.
     pub fn is_leaving(&self) -> bool {
         let says = |s: Option<&Slot>| s.is_some_and(|s| s.flags.load(Acquire) & LEAVING != 0);

@@ -67,7 +67,7 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
 /// only of the reset; or, where it knows of an end that was none, the other way round.
 fn behind_end(conn: &Conn, e: Errno) -> Errno {
     match e {
-        libc::ECONNRESET if conn.fin_seen() => libc::EPIPE,
+        libc::ECONNRESET if conn.fin_seen() || conn.has_ended(END_SPOKEN) => libc::EPIPE,
         libc::EPIPE if conn.has_ended(END_BEREFT) => libc::ECONNRESET,
         e => e,
     }

@@ -120,6 +120,27 @@ fn a_reset_for_frames_alone_is_the_end() {
     }
 }
 
+/// The kernel of who has closed had not said so yet when something came for it, and what it says then is no end. It is behind
+/// the end for the program, which was told of that.
+#[test]
+fn what_is_sent_to_the_closed_before_its_kernel_closes_is_refused_behind_the_end() {
+    for ended in [0, FIN] {
+        let r = OnRing::new();
+        let fd = r.ours.as_raw_fd();
+        r.slot.flags.fetch_or(CLOSED | ended, SeqCst);
+        assert!(matches!(r.put(), Put::Sent(1)));
+        pump::disconnect_number(r.theirs.as_raw_fd());
+        settle(r.conn, libc::POLLERR);
+        pump::run(&mut r.conn.lock_both());
+        let mut b = [0u8; 4];
+        let v = one(b.as_mut_ptr().cast(), b.len());
+        // SAFETY: the buffer is writable; no message.
+        assert_eq!(unsafe { recv(fd, &v, core::ptr::null_mut(), 0) }, Outcome::Done(0));
+        assert_eq!(r.conn.readiness(0), (libc::EPOLLERR | libc::EPOLLHUP) as u32);
+        assert_eq!([errors::asked_error(fd, r.conn), errors::asked_error(fd, r.conn)], [Some(libc::EPIPE), None]);
+    }
+}
+
 /// What the peer has reset it has reset, also in the middle of a return.
 #[test]
 fn a_reset_within_a_return_is_told() {

@@ -134,6 +134,9 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
         );
         return match r {
             Ok(n) => {
+                if path == TxPath::Ring && n > 0 && conn.has_closed_properly() {
+                    conn.end.fetch_or(END_SPOKEN, SeqCst);
+                }
                 if path == TxPath::Tcp {
                     conn.count_tx_tcp(n);
                     pump::settle_doubt(conn);
