@@ -6,7 +6,7 @@
 //! pid namespace, or a fork failed out of sight), the connection counts as held by more processes than it
 //! is. That costs its upgrade, and never a byte.
 
-use crate::process;
+use crate::liveness;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 const PLACES: usize = 6;
@@ -91,7 +91,7 @@ impl Holders {
     fn reap(&self) {
         for w in &self.who {
             let v = w.load(SeqCst);
-            if v != 0 && v & (UNBORN | UNKNOWN) == 0 && process::is_dead(v) {
+            if v != 0 && v & (UNBORN | UNKNOWN) == 0 && liveness::is_dead(v) {
                 let _ = w.compare_exchange(v, 0, SeqCst, Relaxed);
             }
         }

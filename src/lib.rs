@@ -23,6 +23,7 @@ pub mod io;
 pub mod kept;
 pub mod layout;
 pub mod link;
+pub mod liveness;
 pub mod log;
 pub mod ops;
 pub mod options;

@@ -56,22 +56,9 @@ pub fn holder_id() -> u32 {
     }
 }
 
-/// Whether a process (or thread) has ended. One that nobody has waited for yet has.
-pub fn is_dead(pid: u32) -> bool {
-    if APART.load(Relaxed) {
-        return false;
-    }
-    // SAFETY: plain numbers. Signal 0 only asks.
-    if unsafe { sys!(libc::SYS_kill, pid, 0) } == Err(libc::ESRCH) {
-        return true;
-    }
-    // SAFETY: as above.
-    desk::run(|| unsafe {
-        let Ok(fd) = sys!(libc::SYS_pidfd_open, pid, 0) else { return false };
-        let over = sys::poll_now(fd as i32, libc::POLLIN) & libc::POLLIN != 0;
-        sys::close_raw(fd as i32);
-        over
-    })
+/// Whether other processes of the family have ids that mean nothing here.
+pub fn is_apart() -> bool {
+    APART.load(Relaxed)
 }
 
 /// Another process may be in this process's memory, or have been: `vfork` or `clone` was called. Set by their hooks, in

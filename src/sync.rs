@@ -201,7 +201,7 @@ impl Lock {
             let v = v | WAITERS;
             if futex_wait(&self.0, v, 50_000_000) == Err(libc::ETIMEDOUT) {
                 let holder = v & !WAITERS;
-                let gone = crate::process::is_dead(holder);
+                let gone = crate::liveness::is_dead(holder);
                 if gone && self.0.compare_exchange(v, me | WAITERS, Acquire, Relaxed).is_ok() {
                     return Guard(self);
                 }
@@ -212,7 +212,7 @@ impl Lock {
     /// Whether its holder is dead, so that [`Lock::lock`] takes it over.
     pub fn is_orphaned(&self) -> bool {
         let holder = self.0.load(Relaxed) & !WAITERS;
-        holder != 0 && crate::process::is_dead(holder)
+        holder != 0 && crate::liveness::is_dead(holder)
     }
 
     /// Whether anybody holds it.

@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns, pause};
 use crate::sys::{self, sys};
-use crate::{bell, bg, chaos, fdhigh, foreign, options, poll, process, pump, rendezvous};
+use crate::{bell, bg, chaos, fdhigh, foreign, liveness, options, poll, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -147,7 +147,7 @@ pub fn look(c: &'static Conn) -> Look {
         }
         b.rx.path()
     };
-    let owner_dead = process::is_dead(c.owner_pid);
+    let owner_dead = liveness::is_dead(c.owner_pid);
     if owner_dead || c.has_ended(END_EOF) {
         let (kept, given) = {
             let mut b = c.lock_both();
@@ -360,7 +360,7 @@ pub fn shut_kernels(conn: &Conn) -> bool {
 
 /// Of a connection that has ended the kernel has to know how: its owner tells it.
 fn await_end(c: &'static Conn, until: i64) {
-    while c.has_ended(END_EOF) && c.phase() == Phase::Away && !process::is_dead(c.owner_pid) && now_ns() < until {
+    while c.has_ended(END_EOF) && c.phase() == Phase::Away && !liveness::is_dead(c.owner_pid) && now_ns() < until {
         let epoch = c.epoch.load(SeqCst);
         call_owner(c);
         if c.phase() == Phase::Away {
