@@ -27,6 +27,7 @@ mod idle;
 mod life;
 mod search;
 mod sight;
+mod unread;
 mod unseen;
 mod unused;
 mod upgrade;
@@ -269,6 +270,8 @@ struct Bg {
     census: crowd::Census,
     /// Connections for which the program may wait out of sight.
     suspects: Vec<sight::Suspect>,
+    /// The same, of those that never gave reason to think so.
+    unread: unread::Unread,
     /// Connections with bytes of which the peer is to be told in a while.
     corked: Vec<held::Corked>,
     /// Connections whose rings have grown.
@@ -339,6 +342,7 @@ impl Bg {
             later: Vec::new(),
             census: crowd::Census::default(),
             suspects: Vec::new(),
+            unread: unread::Unread::default(),
             corked: Vec::new(),
             grown: Vec::new(),
             held_links: Vec::new(),
@@ -443,7 +447,7 @@ impl Bg {
             at = at.min(*t);
         }
         at = self.rests.iter().fold(at, |at, r| at.min(r.due()));
-        at = at.min(self.rdma.due()).min(self.census.due()).min(self.guests_at());
+        at = at.min(self.unread_at()).min(self.rdma.due()).min(self.census.due()).min(self.guests_at());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));
@@ -683,6 +687,7 @@ impl Bg {
         }
         self.rests.retain_mut(|r| r.due() > now || !r.go_on(now));
         self.question_suspects(now);
+        self.look_for_unread(now);
         self.release_held(now);
         self.shrink_idle(now);
         self.leave_unused(now);

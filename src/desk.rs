@@ -119,6 +119,11 @@ pub fn has_clerk() -> bool {
     CLERK.load(SeqCst) != 0
 }
 
+/// Whether a thread is the clerk.
+pub fn is_clerk(tid: u32) -> bool {
+    tid == CLERK.load(SeqCst)
+}
+
 /// Whether the caller is the clerk: what it does with fds concerns a table of its own.
 #[inline]
 pub fn is_here() -> bool {

@@ -13,8 +13,8 @@ use crate::log::{log, Level};
 use crate::rendezvous as rv;
 use crate::stats::Why;
 use crate::sync::{give_way, now_ns};
-use crate::sys::{self, sys, SysResult};
-use crate::{arena, pump, streams, table};
+use crate::sys::{self, sys};
+use crate::{arena, numbers, pump, streams, table};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
@@ -71,37 +71,14 @@ pub fn init() {
 
 /// Calls `f` for every fd that is open.
 fn each_fd(mut f: impl FnMut(c_int)) {
-    if each_fd_in(c"/proc/self/fd", |_, fd| f(fd)).is_err() {
+    let not_the_list = |dir, fd| {
+        if fd != dir {
+            f(fd)
+        }
+    };
+    if numbers::each_in(c"/proc/self/fd", not_the_list).is_err() {
         (0..256).for_each(f);
     }
-}
-
-/// Calls `f` with the directory `path`, of a process's fds, and each of them.
-fn each_fd_in(path: &core::ffi::CStr, mut f: impl FnMut(c_int, c_int)) -> SysResult<()> {
-    // SAFETY: a NUL-terminated path.
-    let dir = unsafe {
-        sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC)
-    }? as c_int;
-    let mut buf = [0u64; 256];
-    // SAFETY: `buf` is writable for its size.
-    let read = |buf: &mut [u64; 256]| unsafe { sys!(libc::SYS_getdents64, dir, buf.as_mut_ptr(), size_of_val(buf)) };
-    while let Ok(n @ 1..) = read(&mut buf) {
-        // SAFETY: the kernel has written `n` bytes.
-        let bytes = unsafe { core::slice::from_raw_parts(buf.as_ptr() as *const u8, n) };
-        let mut at = 0;
-        // struct linux_dirent64: length at 16, name at 19 (getdents64(2)).
-        while at + 19 < n {
-            let len = u16::from_ne_bytes([bytes[at + 16], bytes[at + 17]]) as usize;
-            let name = bytes[at + 19..].iter().take_while(|b| b.is_ascii_digit());
-            let fd = name.fold(None, |v, b| Some(v.unwrap_or(0) * 10 + c_int::from(b - b'0')));
-            if let Some(fd) = fd.filter(|fd| *fd != dir) {
-                f(dir, fd);
-            }
-            at += len.max(1);
-        }
-    }
-    sys::close_raw(dir);
-    Ok(())
 }
 
 /// Before such a connection is used: whoever has it on its rings brings it home.

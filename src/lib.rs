@@ -25,6 +25,7 @@ pub mod layout;
 pub mod link;
 pub mod liveness;
 pub mod log;
+pub mod numbers;
 pub mod ops;
 pub mod options;
 pub mod order;

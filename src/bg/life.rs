@@ -43,6 +43,11 @@ pub fn is_only_other() -> bool {
     TID.load(SeqCst) != 0 && threads() == 2 + u64::from(desk::has_clerk())
 }
 
+/// Whether a thread is it, or its clerk.
+pub(super) fn is_ours(tid: u32) -> bool {
+    tid == TID.load(SeqCst) || desk::is_clerk(tid)
+}
+
 /// How many threads the process has; 0: that is not known.
 fn threads() -> u64 {
     // Besides `.` and `..`.

@@ -40,7 +40,7 @@ impl About {
         if runs(tid) {
             return About::Running;
         }
-        match call_of(tid) {
+        match call_of(tid).map(|(number, _)| number) {
             Some(
                 libc::SYS_futex
                 | libc::SYS_futex_waitv
@@ -91,13 +91,18 @@ fn judge(left: impl Fn() -> Left, looks: u32, busy: impl FnOnce() -> bool) -> Ve
     })
 }
 
-/// The system call that a thread of this process is in.
-fn call_of(tid: u32) -> Option<libc::c_long> {
+/// The system call that a thread of this process is in, and its arguments.
+pub(super) fn call_of(tid: u32) -> Option<(libc::c_long, [usize; 6])> {
     let mut path = crate::config::Text::<64>::EMPTY;
     let _ = write!(path, "/proc/self/task/{tid}/syscall");
     let text = TextFile::read(path.as_bytes_with_nul(), 4096).ok()?;
-    let number = text.bytes().split(|b| *b == b' ').next()?;
-    core::str::from_utf8(number).ok()?.parse().ok()
+    let mut words = core::str::from_utf8(text.bytes()).ok()?.split(' ');
+    let number = words.next()?.parse().ok()?;
+    let mut args = [0; 6];
+    for (arg, word) in args.iter_mut().zip(words) {
+        *arg = usize::from_str_radix(word.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some((number, args))
 }
 
 fn runs(tid: u32) -> bool {

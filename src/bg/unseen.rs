@@ -2,15 +2,16 @@
 //! its own (Rust's `rustix`, for one). A connection in such a set must stay on TCP: there the program would be
 //! woken by marks, and not by what comes on a ring.
 
+use crate::config::Text;
 use crate::conn::Conn;
 use crate::sync::now_ns;
-use crate::sys::{self, sys};
+use crate::sys::sys;
 use crate::table::{self, Entry};
-use crate::{chaos, epoll, fdhigh};
+use crate::{chaos, epoll, fdhigh, numbers};
+use core::fmt::Write;
 use libc::c_int;
 
-const DIR: &[u8] = b"/proc/self/fd\0";
-/// What a link in that folder says of an epoll set.
+/// What a link in `/proc/self/fd` says of an epoll set.
 const SET: &[u8] = b"anon_inode:[eventpoll]";
 /// The process's fds are gone through for at most a twentieth of the time, ...
 const SHARE: i64 = 20;
@@ -56,30 +57,12 @@ impl Unseen {
     }
 
     fn gather(&mut self) {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        // SAFETY: `DIR` ends with NUL.
-        let Ok(dir) = (unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, DIR.as_ptr(), flags, 0) }) else { return };
-        let mut buf = [0u8; 8192];
-        loop {
-            // SAFETY: `buf` has room.
-            let n = match unsafe { sys!(libc::SYS_getdents64, dir, buf.as_mut_ptr(), buf.len()) } {
-                Ok(n) if n > 0 => n,
-                _ => break,
-            };
-            // Of each entry: its length in bytes 16 and 17, its name from byte 19 on.
-            let mut rest = &buf[..n];
-            while let (Some(len), Some(name)) = (rest.get(16..18), rest.get(19..)) {
-                let len = usize::from(u16::from_ne_bytes([len[0], len[1]]));
-                let digits = name.iter().take_while(|b| b.is_ascii_digit());
-                let fd = digits.fold(0 as c_int, |fd, d| fd.saturating_mul(10).saturating_add(c_int::from(d - b'0')));
-                let known = matches!(table::get(fd), Entry::Conn(_) | Entry::Set(_)) || fdhigh::is_ours(fd);
-                if name.first().is_some_and(u8::is_ascii_digit) && !known && is_set(dir, name) {
-                    self.sets.push(fd);
-                }
-                rest = rest.get(len.max(19)..).unwrap_or(&[]);
+        let _ = numbers::each_in(c"/proc/self/fd", |dir, fd| {
+            let known = matches!(table::get(fd), Entry::Conn(_) | Entry::Set(_)) || fdhigh::is_ours(fd);
+            if !known && is_set(dir, fd) {
+                self.sets.push(fd);
             }
-        }
-        sys::close_raw(dir as c_int);
+        });
     }
 }
 
@@ -88,16 +71,18 @@ fn next_after(next: i64, began: i64, now: i64) -> i64 {
     (next.max(began - BURST_NS) + (now - began) * SHARE).min(now + LONGEST_NS)
 }
 
-/// `name` is followed by NUL, as the kernel wrote it.
-fn is_set(dir: usize, name: &[u8]) -> bool {
+/// Whether the fd that the list of fds `dir` has is a set.
+fn is_set(dir: c_int, fd: c_int) -> bool {
+    let mut name = Text::<16>::EMPTY;
+    let _ = write!(name, "{fd}");
     let mut to = [0u8; SET.len() + 1];
-    // SAFETY: `name` ends with NUL; `to` has room.
-    let n = unsafe { sys!(libc::SYS_readlinkat, dir, name.as_ptr(), to.as_mut_ptr(), to.len()) };
+    // SAFETY: the name ends with NUL; `to` has room.
+    let n = unsafe { sys!(libc::SYS_readlinkat, dir, name.as_bytes_with_nul().as_ptr(), to.as_mut_ptr(), to.len()) };
     n == Ok(SET.len()) && to.starts_with(SET)
 }
 
 /// Whether the kernel names a number of the connection among the set's. One that is too large is taken to have all.
-fn contains(set: c_int, conn: &Conn) -> bool {
+pub(super) fn contains(set: c_int, conn: &Conn) -> bool {
     epoll::any_listed(set, |item| table::is(item.fd, conn)).unwrap_or_else(|e| e == libc::EFBIG)
 }
 

@@ -378,6 +378,7 @@ impl Bg {
                 // Whatever was said of the slot's former use.
                 self.left_by_peer.remove(&(key(l), ok.0));
                 self.watch_memory(l);
+                self.watch_unread();
                 if chaos::is_on() {
                     self.restless.push((conn, conn.gen.load(Relaxed), chaos::leave_at()));
                 }

@@ -117,7 +117,7 @@ fn holds(pid: u32, fd: c_int) -> bool {
     let _ = core::fmt::Write::write_fmt(&mut Text(&mut path, 0), format_args!("/proc/{pid}/fd\0"));
     let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else { return true };
     let mut found = false;
-    let looked = each_fd_in(path, |dir, n| {
+    let looked = numbers::each_in(path, |dir, n| {
         let mut name = [0u8; 16];
         let _ = core::fmt::Write::write_fmt(&mut Text(&mut name, 0), format_args!("{n}\0"));
         // SAFETY: the name ends with a NUL, `st` is writable.

@@ -14,6 +14,7 @@ use std::os::fd::RawFd;
 pub const CHECKS: &[Check] = &[
     ("epoll-by-own-system-calls", |cx| unseen_epoll(cx, 60)),
     ("epoll-by-own-system-calls-among-many-files", among_many),
+    ("waits-by-own-system-calls-after-calls-that-block", unseen_waits),
     ("close-with-more-to-come", close_early),
     ("close-answers-what-is-sent-late", sent_late),
     ("send-buffer-is-a-bound", send_buffer),
@@ -55,13 +56,13 @@ fn own_call(n: libc::c_long, a: usize, b: usize, c: usize, d: usize) -> isize {
     // SAFETY: the system call convention; the callers pass what the call expects.
     unsafe {
         std::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
-            in("r10") d, in("r8") 0usize, in("r9") 8usize, lateout("rcx") _, lateout("r11") _, options(nostack));
+            in("r10") d, in("r8") 0usize, in("r9") 0usize, lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: as above.
     unsafe {
         std::arch::asm!("svc 0", in("x8") n, inlateout("x0") a as isize => ret, in("x1") b, in("x2") c,
-            in("x3") d, in("x4") 0usize, in("x5") 8usize, options(nostack));
+            in("x3") d, in("x4") 0usize, in("x5") 0usize, options(nostack));
     }
     ret
 }
@@ -91,6 +92,57 @@ fn unseen_epoll(cx: &mut Cx, rounds: usize) -> Res {
     sys::close(ep as RawFd)?;
     sys::close(a)?;
     sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+/// A program that has only ever blocked in libc, and then waits by its own system calls, of each kind, for bytes and for an end.
+fn unseen_waits(cx: &mut Cx) -> Res {
+    let mut left = 0;
+    for i in 0..6 {
+        let (a, b) = pair()?;
+        warm(a, b, 40)?;
+        let before = sys::tcp_bytes(a)?;
+        warm(a, b, 4)?;
+        left += u32::from(sys::tcp_bytes(a)? == before);
+        match i % 2 {
+            0 => sys::write_all(a, &[1; 40])?,
+            _ => sys::shutdown(a, libc::SHUT_WR)?,
+        }
+        let ms = 5000;
+        let time = libc::timespec { tv_sec: 5, tv_nsec: 0 };
+        let mut p = libc::pollfd { fd: b, events: POLLIN, revents: 0 };
+        let found = match i / 2 {
+            0 => own_call(libc::SYS_ppoll, &raw mut p as usize, 1, &raw const time as usize, 0),
+            1 => {
+                let ep = own_call(libc::SYS_epoll_create1, 0, 0, 0, 0) as usize;
+                let mut ev = libc::epoll_event { events: EPOLLIN as u32, u64: 7 };
+                let r = own_call(libc::SYS_epoll_ctl, ep, EPOLL_CTL_ADD as usize, b as usize, &raw mut ev as usize);
+                same!(r, 0, "epoll_ctl");
+                let n = own_call(libc::SYS_epoll_pwait, ep, &raw mut ev as usize, 1, ms);
+                sys::close(ep as RawFd)?;
+                n
+            }
+            _ => {
+                // SAFETY: all zeroes is an empty set.
+                let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+                // SAFETY: few fds are open.
+                unsafe { libc::FD_SET(b, &mut set) };
+                // (The fifth argument is 0: for as long as it takes. Who hangs is ended.)
+                own_call(libc::SYS_pselect6, b as usize + 1, &raw mut set as usize, 0, 0)
+            }
+        };
+        same!(found, 1, "who waits by call {} of its own", i / 2);
+        let mut buf = [0; 40];
+        if i % 2 == 0 {
+            sys::read_exact(b, &mut buf)?;
+            same!(buf, [1; 40], "bytes");
+            sys::shutdown(a, libc::SHUT_WR)?;
+        }
+        same!(sys::read(b, &mut buf), Ok(0), "the end");
+        sys::close(a)?;
+        sys::close(b)?;
+    }
+    ensure!(left >= 3 || !cx.is_to_leave(), "only {left} of 6 connections had left TCP");
     cx.warm(4, 0)
 }
 
