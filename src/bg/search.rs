@@ -80,8 +80,7 @@ impl Bg {
         conn.why(Why::Looking);
         let mut told = false;
         if connector {
-            let servers = self.servers.get(&(t.to, t.to_port)).cloned().unwrap_or_default();
-            for l in servers.into_iter().rev().take(4) {
+            for l in self.perhaps_of((t.to, t.to_port), verbs).into_iter().rev().take(4) {
                 told |= self.say(l, Msg { kind: kind::ASK, tuple: t, ..Msg::default() });
             }
         }
@@ -105,6 +104,22 @@ impl Bg {
             Some((l, _)) if !connector => self.propose(l, t),
             _ => self.timers(),
         }
+    }
+
+    /// Links of which one may have the accepting end of a connection. Where a rendezvous takes long, a server that is not known may
+    /// be a process that is, with another port.
+    fn perhaps_of(&self, server: ([u8; 16], u16), another_port: bool) -> Vec<&'static Link> {
+        if let Some(links) = self.servers.get(&server) {
+            return links.clone();
+        }
+        let mut found: Vec<&'static Link> = Vec::new();
+        let there = self.servers.iter().filter(|((to, _), _)| another_port && *to == server.0);
+        for l in there.flat_map(|(_, links)| links) {
+            if !found.iter().any(|f| core::ptr::eq(*f, *l)) {
+                found.push(l);
+            }
+        }
+        found
     }
 
     /// The other end of a connection has found us: the search for it, begun anew if it had ended.
