@@ -95,10 +95,14 @@ fn fds_of(number: c_long, args: [usize; 6]) -> Vec<Wait> {
     }
     if POLLS.contains(&number) {
         const EACH: usize = size_of::<pollfd>();
+        const TO_READ: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP;
         let mut bytes = vec![0; args[1].min(MOST_POLLED) * EACH];
         let n = memory(args[0], &mut bytes);
+        // The fd, and then the events.
+        let to_read = |p: &&[u8]| i16::from_ne_bytes([p[4], p[5]]) & TO_READ != 0;
         let fd = |p: &[u8]| c_int::from_ne_bytes([p[0], p[1], p[2], p[3]]);
-        return bytes[..n].chunks_exact(EACH).map(fd).filter(|fd| *fd >= 0).map(Wait::Fd).collect();
+        let all = bytes[..n].chunks_exact(EACH).filter(to_read);
+        return all.map(fd).filter(|fd| *fd >= 0).map(Wait::Fd).collect();
     }
     if SELECTS.contains(&number) && args[1] != 0 {
         let mut bytes = vec![0; args[0].min(MOST_POLLED).div_ceil(8)];
@@ -205,12 +209,15 @@ mod tests {
 
     #[test]
     fn threads_are_found_by_what_they_wait_for() {
+        let (_reader, room) = std::io::pipe().unwrap();
         let (fd, all) = found(|fd| {
-            let mut p = [-1, -1, fd].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
+            let events = [(-1, libc::POLLIN), (room.as_raw_fd(), libc::POLLERR), (fd, libc::POLLIN)];
+            let mut p = events.map(|(fd, events)| pollfd { fd, events, revents: 0 });
             // SAFETY: `p` is an array of so many.
             unsafe { libc::poll(p.as_mut_ptr(), 3, 5000) };
         });
         assert!(all.contains(&Wait::Fd(fd)), "poll: {all:?} without {fd}");
+        assert!(!all.contains(&Wait::Fd(room.as_raw_fd())), "poll: {all:?} with what is not to be read");
         let (fd, all) = found(|fd| {
             // SAFETY: all zeroes is an empty set; the calls read and write the set.
             unsafe {
