@@ -11,6 +11,7 @@ mod prng;
 mod programs;
 mod semantics;
 mod soak;
+mod start;
 mod stream;
 mod sys;
 mod util;

@@ -2,6 +2,7 @@
 
 use super::calls;
 use super::wire::{self, Cmd, Op, Reply};
+use crate::start::{self, How};
 use crate::{more, sys};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +69,13 @@ fn act(me: usize, c: &Cmd) -> Reply {
             Reply { aux: told.recv().unwrap_or(0), ..Reply::default() }
         }
         Op::Fork => fork(a[0] as usize),
+        Op::Start => start_image(a[0] as usize, a[1], a[2] != 0),
+        Op::Become => calls::fail(with_words(a[0] as usize, a[2] != 0, start::become_program)),
+        Op::Keep => calls::int(sys::fcntl(fd, libc::F_SETFD, 0)),
+        Op::Have => {
+            let open = (0..fd).filter(|n| sys::fcntl(*n, libc::F_GETFD, 0).is_ok());
+            Reply { text: open.map(|n| n.to_string()).collect::<Vec<_>>().join(" "), ..Reply::default() }
+        }
         Op::Reap => calls::int(sys::waitpid(a[0] as i32)),
         Op::Quit => Reply::default(),
         Op::Signal => {
@@ -87,6 +95,28 @@ fn fork(child: usize) -> Reply {
     match sys::fork() {
         Ok(0) => process(child),
         Ok(pid) => Reply { aux: pid as i64, text: "forked".into(), ..Reply::default() },
+        Err(e) => calls::fail(e),
+    }
+}
+
+/// Does something with the words of a command that is process `me` of the program.
+fn with_words<T>(me: usize, bare: bool, f: impl FnOnce(&[&str]) -> T) -> T {
+    let (exe, me) = (std::env::current_exe().expect("the path of this program"), me.to_string());
+    let mut words = vec!["/usr/bin/env", "-u", "LD_PRELOAD"];
+    words.truncate(if bare { 3 } else { 0 });
+    words.extend([exe.to_str().expect("a path of text"), "programs", "--actor", &me]);
+    f(&words)
+}
+
+/// Starts another process of the program that has inherited what its parent had over `exec`.
+fn start_image(me: usize, way: i64, bare: bool) -> Reply {
+    let how = match way {
+        0 => How::Fork,
+        1 => How::Vfork,
+        _ => How::Spawn,
+    };
+    match with_words(me, bare, |words| start::start_with(how, words, &[])) {
+        Ok(pid) => Reply { aux: pid as i64, text: "started".into(), ..Reply::default() },
         Err(e) => calls::fail(e),
     }
 }

@@ -167,6 +167,13 @@ impl Run {
         Ok(r)
     }
 
+    /// Tells a process something that it does not answer.
+    pub fn tell_only(&mut self, p: usize, c: &Cmd) -> Result<(), Stop> {
+        wire::put_cmd(self.sock(p, 0), c)?;
+        self.note(format!("p{p} {}", describe(c)));
+        Ok(())
+    }
+
     /// Two commands at a time, of two lanes that depend on each other.
     pub fn both(&mut self, a: (usize, usize, Cmd), b: (usize, usize, Cmd)) -> Result<(Reply, Reply), Stop> {
         for (p, lane, _) in [&a, &b] {

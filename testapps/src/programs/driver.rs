@@ -191,6 +191,9 @@ pub fn run(a: &Args) -> i32 {
             pass.extend([format!("--{name}"), a.text(name, "")]);
         }
     }
+    if a.has("images") {
+        pass.push("--images".to_string());
+    }
     let s = Setup {
         lib: PathBuf::from(a.text("lib", &beside.to_string_lossy())),
         dir: dir.clone(),

@@ -9,6 +9,7 @@ mod actor;
 mod calls;
 mod conductor;
 mod driver;
+mod images;
 mod model;
 mod sets;
 mod steps;
@@ -19,16 +20,19 @@ use crate::prng::{mix, Rng};
 use conductor::{Done, Run, Stop};
 
 /// `programs [--seed S] [--count N] [--one K [--keep LIST] [--verbose]] [--these LIST] [--lib PATH] [--native-twice]
-/// [--steps N] [--without KINDS] [--jobs N] [--known PERCENT] [--warm N]`.
+/// [--steps N] [--without KINDS] [--images] [--jobs N] [--known PERCENT] [--warm N]`.
 ///
 /// Runs `--count` programs from number `--seed` on, natively and with the library preloaded, and compares. A program
 /// that differs is made as short as possible. `--one` runs a single program and shows both traces; `--keep` has the
 /// steps to do (as `3,5-9`). `--these` runs single programs, each `--times` times. `--native-twice` does without the library:
 /// what differs then is the generator's fault. Up to `--known` percent that differ are counted as skipped, but never a hang, a
-/// death or wrong bytes. `--without` leaves out kinds of steps (as `fork,pass`). A connection that is preloaded first exchanges
+/// death or wrong bytes. `--without` leaves out kinds of steps (as `fork,pass`). With `--images` there are steps in which a process
+/// starts another program, or becomes one, that goes on with what it has inherited (these are other programs). A connection that is preloaded first exchanges
 /// messages until it has left TCP, but no more than `--warm` (60).
 pub fn run(a: &Args) -> i32 {
-    if a.has("worker") {
+    if a.has("actor") {
+        actor::process(a.num("actor", 0) as usize)
+    } else if a.has("worker") {
         worker(a)
     } else {
         driver::run(a)
@@ -58,6 +62,9 @@ const KINDS: &[Kind] = &[
     ("splice", 1, Run::do_splice),
 ];
 
+/// What `--images` adds.
+const IMAGES: &[Kind] = &[("image", 6, Run::do_image)];
+
 /// How a program is run.
 struct How {
     /// Most messages of the warm-up.
@@ -68,6 +75,8 @@ struct How {
     without: Vec<String>,
     /// Steps of a program; 0: between 15 and 70.
     steps: usize,
+    /// Kinds of steps there are.
+    kinds: Vec<Kind>,
 }
 
 /// The numbers in a list such as `3,5-9`.
@@ -90,6 +99,7 @@ fn worker(a: &Args) -> i32 {
         keep: numbers(&a.text("keep", "")),
         without: a.text("without", "").split(',').map(str::to_string).collect(),
         steps: a.num("steps", 0) as usize,
+        kinds: [KINDS, if a.has("images") { IMAGES } else { &[] }].concat(),
     };
     let reports = std::env::var("RINGSOCK_REPORT").unwrap_or_default();
     for k in seed..seed + count {
@@ -169,10 +179,10 @@ fn step(run: &mut Run, i: usize, rng: &mut Rng, how: &How) -> Result<(), Stop> {
         run.do_connect(rng)?;
         return Ok(());
     }
-    let total: u64 = KINDS.iter().map(|k| k.1).sum();
+    let total: u64 = how.kinds.iter().map(|k| k.1).sum();
     for _ in 0..6 {
         let mut at = rng.below(total);
-        let kind = KINDS.iter().find(|k| {
+        let kind = how.kinds.iter().find(|k| {
             let hit = at < k.1;
             at = at.wrapping_sub(k.1);
             hit

@@ -78,6 +78,14 @@ pub enum Op {
     Drain,
     /// Sends all of (2) bytes on (0), as `Send` from (4) on.
     SendAll,
+    /// Starts a program that is process (0), in the way (1), with the library unless (2).
+    Start,
+    /// Becomes that; the answer is that of the next command.
+    Become,
+    /// Makes (0) one that is inherited over `exec`.
+    Keep,
+    /// Which numbers below (0) are open.
+    Have,
 }
 
 /// A command.
@@ -131,7 +139,7 @@ pub fn get_cmd(fd: RawFd) -> R<Cmd> {
     let mut b = [0u8; (ARGS + 2) * WORD];
     sys::read_exact(fd, &mut b)?;
     let word = |i: usize| u64::from_ne_bytes(b[i * WORD..(i + 1) * WORD].try_into().expect("8 bytes"));
-    assert!(word(0) <= Op::SendAll as u64);
+    assert!(word(0) <= Op::Have as u64);
     // SAFETY: the number was written by `put_cmd` of the same program, and is one of the enum's.
     let op = unsafe { std::mem::transmute::<u64, Op>(word(0)) };
     let mut a = [0; ARGS];

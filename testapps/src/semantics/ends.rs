@@ -299,7 +299,7 @@ fn bad_fd(cx: &mut Cx) -> Res {
 }
 
 /// Polls until a bit is there.
-fn until(cx: &Cx, bit: i16) -> Res {
+pub(super) fn until(cx: &Cx, bit: i16) -> Res {
     for _ in 0..2000 {
         if sys::poll1(cx.fd, POLLIN | POLLRDHUP, 0)? & bit != 0 {
             return Ok(());

@@ -49,6 +49,18 @@ pub(super) fn warm(a: RawFd, b: RawFd, rounds: usize) -> Res {
     Ok(())
 }
 
+/// The same, so many times at most, until it has moved; whether it has.
+fn has_left(a: RawFd, b: RawFd, times: usize) -> Result<bool, Why> {
+    for _ in 0..times {
+        let before = sys::tcp_bytes(a)?;
+        warm(a, b, 16)?;
+        if sys::tcp_bytes(a)? == before {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// A system call that no library sees.
 fn own_call(n: libc::c_long, a: usize, b: usize, c: usize, d: usize) -> isize {
     let ret: isize;
@@ -100,10 +112,7 @@ fn unseen_waits(cx: &mut Cx) -> Res {
     let mut left = 0;
     for i in 0..6 {
         let (a, b) = pair()?;
-        warm(a, b, 40)?;
-        let before = sys::tcp_bytes(a)?;
-        warm(a, b, 4)?;
-        left += u32::from(sys::tcp_bytes(a)? == before);
+        left += u32::from(has_left(a, b, if cx.is_to_leave() { 200 } else { 1 })?);
         match i % 2 {
             0 => sys::write_all(a, &[1; 40])?,
             _ => sys::shutdown(a, libc::SHUT_WR)?,
@@ -162,18 +171,7 @@ fn among_many(cx: &mut Cx) -> Res {
     }
     let (a, b) = pair()?;
     // The sets are listed when it leaves TCP.
-    let has_left = || -> Result<bool, Why> {
-        let before = sys::tcp_bytes(a)?;
-        warm(a, b, 16)?;
-        Ok(sys::tcp_bytes(a)? == before)
-    };
-    let mut left = has_left()?;
-    for _ in 0..200 {
-        if left || !cx.is_to_leave() {
-            break;
-        }
-        left = has_left()?;
-    }
+    let left = has_left(a, b, if cx.is_to_leave() { 200 } else { 1 })?;
     ensure!(left || !cx.is_to_leave(), "the first connection never left TCP");
     unseen_epoll(cx, 400)?;
     sys::close(a)?;

@@ -1,12 +1,14 @@
 //! Programs that inherit the connection over `exec`, and use it: preloaded like us or not.
 
 use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
+use super::ends::until;
 use super::found::{pair, warm};
 use super::procs::{bye, child, reap};
 use super::Check;
+use crate::start::{become_program, environ};
+pub(super) use crate::start::{start, start_with, How};
 use crate::{ensure, same, sys};
-use libc::{c_char, c_int};
-use std::ffi::CString;
+use libc::c_int;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 
@@ -28,6 +30,13 @@ pub const CHECKS: &[Check] = &[
     ("image-before-anybody-looks", |cx| before_anybody_looks(cx, How::Spawn, READER)),
     ("image-before-anybody-looks-static", |cx| before_anybody_looks(cx, How::Fork, STATIC_READER)),
     ("image-before-anybody-looks-vstatic", |cx| before_anybody_looks(cx, How::Vfork, STATIC_READER)),
+    ("image-before-anybody-looks-bare", |cx| before_anybody_looks(cx, How::Fork, BARE_READER)),
+    ("image-before-anybody-looks-vbare", |cx| before_anybody_looks(cx, How::Vfork, BARE_READER)),
+    ("image-of-what-is-over", |cx| of_what_is_over(cx, How::Fork, READER)),
+    ("image-of-what-is-over-vfork", |cx| of_what_is_over(cx, How::Vfork, READER)),
+    ("image-of-what-is-over-bare", |cx| of_what_is_over(cx, How::Spawn, BARE_READER)),
+    ("image-of-what-is-over-itself", over_itself),
+    ("image-that-does-not-block", does_not_block),
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
@@ -62,71 +71,9 @@ const SIGNALLED: &[&str] = &[
 pub(super) const STATIC: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57; printf 0123456789 >&57"];
 
 const READER: &[&str] = &["/bin/bash", "-c", "head -c 1000 <&57"];
+const BARE_READER: &[&str] = &["/usr/bin/env", "-u", "LD_PRELOAD", "bash", "-c", "head -c 1000 <&57"];
 const LATE_READER: &[&str] = &["/bin/bash", "-c", "sleep 0.1; head -c 1000 <&57"];
 const STATIC_READER: &[&str] = &["/bin/busybox", "sh", "-c", "head -c 1000 <&57"];
-
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum How {
-    Fork,
-    Vfork,
-    Spawn,
-}
-
-extern "C" {
-    static environ: *const *mut c_char;
-}
-
-/// Starts a program with `out` as its standard output.
-pub(super) fn start(how: How, words: &[&str], out: RawFd) -> Result<libc::pid_t, Why> {
-    start_with(how, words, &[(out, 1)])
-}
-
-/// Starts a program that has each first fd under the second number.
-pub(super) fn start_with(how: How, words: &[&str], fds: &[(RawFd, RawFd)]) -> Result<libc::pid_t, Why> {
-    let words: Vec<CString> = words.iter().map(|w| CString::new(*w).expect("no NUL")).collect();
-    let mut argv: Vec<*mut c_char> = words.iter().map(|w| w.as_ptr().cast_mut()).collect();
-    argv.push(null_mut());
-    let become_it = || -> ! {
-        // SAFETY: plain calls that a child of vfork may make; the arrays end with a null.
-        unsafe {
-            for (from, to) in fds {
-                libc::dup2(*from, *to);
-            }
-            libc::execve(argv[0], argv.as_ptr().cast(), environ.cast());
-            libc::_exit(127)
-        }
-    };
-    // SAFETY: a vfork child does nothing but call `become_it`; the file actions are initialised.
-    unsafe {
-        match how {
-            How::Fork => match sys::fork()? {
-                0 => become_it(),
-                pid => Ok(pid),
-            },
-            How::Vfork =>
-            {
-                #[allow(deprecated)]
-                match libc::vfork() {
-                    0 => become_it(),
-                    -1 => Err(Why("vfork".into())),
-                    pid => Ok(pid),
-                }
-            }
-            How::Spawn => {
-                let mut acts = std::mem::zeroed();
-                libc::posix_spawn_file_actions_init(&mut acts);
-                for (from, to) in fds {
-                    libc::posix_spawn_file_actions_adddup2(&mut acts, *from, *to);
-                }
-                let mut pid = 0;
-                let e: c_int = libc::posix_spawn(&mut pid, argv[0], &acts, null_mut(), argv.as_ptr(), environ);
-                libc::posix_spawn_file_actions_destroy(&mut acts);
-                same!(e, 0, "posix_spawn");
-                Ok(pid)
-            }
-        }
-    }
-}
 
 pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
     let (mut all, mut b) = (Vec::new(), [0; 4096]);
@@ -136,6 +83,65 @@ pub(super) fn read_all(fd: RawFd) -> Result<Vec<u8>, Why> {
             n => all.extend_from_slice(&b[..n]),
         }
     }
+}
+
+/// The peer has closed it, and has answered what came then by a reset, of which we were told: what it sent before is the image's.
+fn of_what_is_over(cx: &mut Cx, how: How, words: &[&str]) -> Res {
+    sys::dup2(cx.fd, NUMBER)?;
+    cx.tell(Op::Send, 1000, 0, 0)?;
+    cx.tell(Op::Close, 0, 0, 0)?;
+    cx.send(10)?;
+    until(cx, libc::POLLHUP)?;
+    same!(sys::send(cx.fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE), "the error is told");
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = start(how, words, wr)?;
+    sys::close(wr)?;
+    sys::close(NUMBER)?;
+    let b = read_all(rd)?;
+    same!(b.len(), 1000, "bytes that the program has read");
+    cx.take(&b)?;
+    same!(sys::waitpid(pid)?, 0, "status of the program");
+    Ok(())
+}
+
+/// A process whose connection has ended in both directions becomes another program: that cannot send.
+fn over_itself(cx: &mut Cx) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    sys::fcntl(rd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    let pid = child(|| {
+        let (a, b) = pair()?;
+        warm(a, b, 60)?;
+        sys::dup2(b, NUMBER)?;
+        sys::close(b)?;
+        sys::close(a)?;
+        sys::shutdown(NUMBER, libc::SHUT_WR)?;
+        sys::dup2(wr, 1)?;
+        let words = ["/bin/bash", "-c", "trap '' PIPE; printf x 2>/dev/null >&57 || printf refused"];
+        Err(Why(format!("exec: {}", sys::strerror(become_program(&words)))))
+    })?;
+    sys::close(wr)?;
+    same!(read_all(rd)?, b"refused", "what the program says of its send");
+    same!(sys::waitpid(pid)?, 0, "its status");
+    sys::close(rd)?;
+    bye(cx)?;
+    Ok(())
+}
+
+/// A program that is not preloaded has what we wait for not block.
+fn does_not_block(cx: &mut Cx) -> Res {
+    if !std::path::Path::new("/usr/bin/perl").exists() {
+        return untried("no /usr/bin/perl");
+    }
+    cx.renew()?;
+    sys::dup2(cx.fd, NUMBER)?;
+    let set = "use Fcntl; open(my $f, '+<&=', 57); fcntl($f, F_SETFL, O_RDWR | O_NONBLOCK) or die";
+    let pid = start(How::Fork, &["/usr/bin/env", "-u", "LD_PRELOAD", "perl", "-e", set], 1)?;
+    same!(sys::waitpid(pid)?, 0, "the program");
+    same!(sys::read(cx.fd, &mut [0; 4]), Err(libc::EAGAIN), "a read of nothing");
+    sys::close(NUMBER)?;
+    sys::nonblock(cx.fd, false)?;
+    cx.warm(20, 2)
 }
 
 /// We close it at once, and what it is to read stands in the ring.
