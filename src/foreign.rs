@@ -7,7 +7,7 @@
 //! An ancestor that has no such thread yet may have one later: before it upgrades a connection it looks for
 //! a sign that an image puts up which has asked for it and found nobody.
 
-use crate::conn::{Conn, Phase};
+use crate::conn::{Conn, Phase, END_EOF};
 use crate::fdhigh::Room;
 use crate::log::{log, Level};
 use crate::rendezvous as rv;
@@ -39,8 +39,7 @@ pub fn cookie(fd: c_int) -> Option<u64> {
 /// The library is loaded: notes the connections that are there already.
 pub fn init() {
     each_fd(|fd| {
-        if sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) || rv::ends(fd).is_none()
-        {
+        if !is_tcp(fd) || !rv::is_or_was_one(fd) {
             return;
         }
         let same = (0..fd).filter_map(table::conn).find(|c| cookie(c.local().fd.load(Relaxed)) == cookie(fd));
@@ -67,6 +66,10 @@ pub fn init() {
     for c in streams::STANDARD.filter_map(table::conn).filter(|c| c.phase() == Phase::Raw) {
         fetch(c);
     }
+}
+
+fn is_tcp(fd: c_int) -> bool {
+    sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
 }
 
 /// Calls `f` for every fd that is open.
@@ -149,6 +152,38 @@ pub fn is_signed(cookie: u64) -> bool {
     rv::is_stood_at(signs_of(cookie))
 }
 
+/// Whether a process is an image without the library, which asks nobody for what it uses. One that may not be looked at counts
+/// as none.
+pub fn is_stranger(pid: u32) -> bool {
+    const NAME: &[u8] = b"ringsock";
+    let mut path = [0u8; 32];
+    let _ = core::fmt::Write::write_fmt(&mut Text(&mut path, 0), format_args!("/proc/{pid}/maps\0"));
+    let mut buf = [0u8; 4096];
+    // The last bytes of what was read before stand at the beginning.
+    let mut kept = 0;
+    // SAFETY: the path ends with a NUL.
+    let Ok(fd) = (unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) })
+    else {
+        return false;
+    };
+    let mut any = false;
+    let found = loop {
+        // SAFETY: the rest of `buf` is writable.
+        let n = match unsafe { sys!(libc::SYS_read, fd, buf[kept..].as_mut_ptr(), buf.len() - kept) } {
+            Ok(n @ 1..) => kept + n,
+            _ => break false,
+        };
+        any = true;
+        if buf[..n].windows(NAME.len()).any(|w| w == NAME) {
+            break true;
+        }
+        kept = n.min(NAME.len() - 1);
+        buf.copy_within(n - kept..n, 0);
+    };
+    sys::close_raw(fd as c_int);
+    any && !found
+}
+
 /// Another thread, or process, is at it: whether it comes to an end soon. It may have been killed, or wait for its turn below
 /// the handler that calls this. (To ask twice does no harm.)
 fn is_fetched_soon(c: &Conn) -> bool {
@@ -198,18 +233,23 @@ fn count_in(fd: c_int, asks: bool) {
         return (0..=table::highest()).filter_map(table::conn).find(|c| of_it(&&**c)).into_iter().for_each(note);
     }
     // The numbers are those of the process whose memory this is, and may be closed or another file's here.
-    let Some(ends) = rv::ends(fd) else { return };
     let me = sys::pid();
     let lend = |c: &Conn| {
         c.holders.add_once(me);
         note(c);
     };
-    match table::conn(fd).filter(|c| c.stats().ends() == Some(ends)) {
+    let ends = rv::ends(fd);
+    let is_it = |c: &Conn| match ends {
+        Some(_) => c.stats().ends() == ends,
+        // It is over.
+        None => c.has_ended(END_EOF),
+    };
+    match table::conn(fd).filter(|c| is_it(c)) {
         Some(c) => lend(c),
         // In doubt it is one of which nobody knows yet.
         None => (0..=table::highest())
             .filter_map(table::conn)
-            .filter(|c| c.stats().ends().is_none_or(|e| e == ends))
+            .filter(|c| is_it(c) || ends.is_some() && c.stats().ends().is_none())
             .for_each(lend),
     }
 }
@@ -217,8 +257,7 @@ fn count_in(fd: c_int, asks: bool) {
 /// A process in another's memory gives the connection `fd` another number, of which nobody here may take note: so whoever has
 /// it on its rings brings it home, where all numbers are alike, and it stays there as long as that process lives.
 pub fn renumbered(fd: c_int) {
-    let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
-    if table::highest() < 0 || crate::desk::is_here() || !tcp() || rv::ends(fd).is_none() {
+    if table::highest() < 0 || crate::desk::is_here() || !is_tcp(fd) || !rv::is_or_was_one(fd) {
         return;
     }
     let _room = Room::make();
@@ -248,12 +287,12 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
     each_fd(|fd| {
         // SAFETY: a query.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) }.unwrap_or(1);
-        let tcp = || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
-        if flags & libc::FD_CLOEXEC as usize == 0 && tcp() && (rv::ends(fd).is_some() || sys::is_tcp_closed(fd)) {
+        if flags & libc::FD_CLOEXEC as usize == 0 && is_tcp(fd) && rv::is_or_was_one(fd) {
             // In this order: either the owner sees it, or can be asked.
             count_in(fd, asks);
-            if !asks {
-                ask_ancestors(fd, false);
+            if !asks && ask_ancestors(fd, false) == Answer::Nothing {
+                // Nobody who can be asked yet. Until the image is there, and can be told by what it is ([`is_stranger`]).
+                table::conn(fd).into_iter().for_each(|c| put_up_sign(c, fd));
             }
         }
     });

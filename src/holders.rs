@@ -102,6 +102,12 @@ impl Holders {
         self.who.iter().filter(|w| w.load(SeqCst) != 0).count() as u32 + self.more.load(SeqCst)
     }
 
+    /// Whether one of the others has the property. (Of who is unknown nothing can be said.)
+    pub fn any_other(&self, me: u32, has: impl Fn(u32) -> bool) -> bool {
+        let known = |v: &u32| *v != 0 && *v != me && v & (UNBORN | UNKNOWN) == 0;
+        self.who.iter().map(|w| w.load(SeqCst)).filter(known).any(has)
+    }
+
     /// Whether `me`, who holds it, does so alone. Asks the kernel about others.
     pub fn is_only(&self, me: u32) -> bool {
         let mut n = self.at_most();

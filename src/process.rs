@@ -775,6 +775,8 @@ fn has_no_way_home(c: &'static Conn) -> bool {
     if c.has_ended(END_FAILED | END_RESET) || b.rx.ring().waiting() > 0 {
         return true;
     }
+    // An image may be there before the background thread says it.
+    visit::shut_kernels(c);
     *b.sw() = crate::switch::Switch::new();
     false
 }

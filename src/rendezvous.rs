@@ -41,6 +41,12 @@ pub fn ends(fd: c_int) -> Option<[([u8; 16], u16); 2]> {
     Some([name_of(fd, libc::SYS_getsockname)?, name_of(fd, libc::SYS_getpeername)?])
 }
 
+/// Whether a socket is that of a connection, be it one that is over: of such a one the kernel has no names any more.
+pub fn is_or_was_one(fd: c_int) -> bool {
+    let was = || sys::is_tcp_closed(fd) && tcp_counts(fd).is_some_and(|(acked, received, _)| acked + received > 0);
+    ends(fd).is_some() || was()
+}
+
 /// The connection's name, the same at both ends.
 pub fn tuple(ends: &[([u8; 16], u16); 2], connector: bool) -> Tuple {
     let [local, peer] = *ends;

@@ -337,6 +337,12 @@ impl Bg {
         if crate::foreign::cookie(fd).is_some_and(|c| desk::run(|| crate::foreign::is_signed(c))) {
             return Err(Not::For(Why::Shared));
         }
+        // In this order: who puts up a sign for a program that can ask nobody takes it down as that is there.
+        let is_stranger = |pid| desk::run(|| crate::foreign::is_stranger(pid));
+        if conn.holders.any_other(crate::process::holder_id(), is_stranger) {
+            conn.visited.store(true, SeqCst);
+            return Err(Not::For(Why::Shared));
+        }
         if epoll::is_shared(conn) {
             return Err(Not::For(Why::Shared));
         }

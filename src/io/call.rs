@@ -18,7 +18,7 @@ pub(super) struct Call {
 impl Call {
     /// `limit`: `SO_RCVTIMEO` or `SO_SNDTIMEO`.
     pub fn new(since: Since, conn: &Conn, flags: c_int, limit: i64) -> Call {
-        let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed);
+        let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.is_nonblocking();
         Call { may_wait, since, then: since, limit, until: 0 }
     }
 
