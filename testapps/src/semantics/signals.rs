@@ -1,7 +1,7 @@
 //! Signals while a call waits, with and without `SA_RESTART`.
 
 use super::basic::ms;
-use super::cx::{untried, Cx, Op, Res, Why};
+use super::cx::{goes_by_rdma, untried, Cx, Op, Res, Why};
 use super::jumps::alarm_in;
 use super::procs::{child, reap};
 use super::waiting::set;
@@ -214,20 +214,34 @@ fn waits_and_hit(cx: &mut Cx) -> Res {
     more::count_signal(SIGUSR1, SA_RESTART)?;
     let sets = [set(cx, EPOLLIN)?, set(cx, EPOLLIN)?];
     let mut rng = prng::Rng::new(3);
+    // By another host's link bytes may come later than a signal that was sent after them, as by any network.
+    let by_network = goes_by_rdma();
+    let mut late = 0;
     for i in 0..TIMES {
         if i == TIMES / 2 {
             sys::close(sets[1])?;
         }
         cx.post(Op::Sleep, rng.below(2_000), 0, 0)?;
         cx.post(Op::SendHit, 10, sys::gettid() as u64, std::process::id().into())?;
-        if i % 3 < 2 {
-            same!(sys::epoll_wait(sets[0], 4, 5000), Ok(vec![(EPOLLIN as u32, 7)]), "epoll_wait in round {i}");
-        } else {
-            same!(sys::poll1(cx.fd, POLLIN, 5000), Ok(POLLIN), "poll in round {i}");
+        let waited = |late: &mut u64| -> Result<bool, Why> {
+            let (got, all) = match i % 3 < 2 {
+                true => (sys::epoll_wait(sets[0], 4, 5000).map(|v| v == [(EPOLLIN as u32, 7)]), "epoll_wait"),
+                false => (sys::poll1(cx.fd, POLLIN, 5000).map(|r| r == POLLIN), "poll"),
+            };
+            if by_network && got == Err(EINTR) {
+                *late += 1;
+                return Ok(false);
+            }
+            same!(got, Ok(true), "{all} in round {i}");
+            Ok(true)
+        };
+        if !waited(&mut late)? {
+            ensure!(waited(&mut late)?, "a second signal in round {i}");
         }
         cx.wait()?;
         cx.recv(10)?;
     }
+    ensure!(late <= TIMES / 20, "{late} of {TIMES} signals came before what was sent before them");
     Ok(())
 }
 
