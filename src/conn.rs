@@ -433,17 +433,6 @@ impl Conn {
         self.is_managed() && !self.is_inherited()
     }
 
-    /// Whether `O_NONBLOCK` is set. A program that says nothing of what it does may have the connection, too: the kernel is asked
-    /// then.
-    pub fn is_nonblocking(&self) -> bool {
-        if self.phase() == Phase::Raw && (self.visited.load(Relaxed) || self.holders.at_most() > 1) {
-            // SAFETY: a query.
-            let flags = unsafe { sys::sys!(libc::SYS_fcntl, self.local().fd.load(Relaxed), libc::F_GETFL) };
-            return flags.is_ok_and(|f| f as i32 & libc::O_NONBLOCK != 0);
-        }
-        self.nonblock.load(Relaxed)
-    }
-
     /// Our slot, while upgraded.
     #[inline]
     pub fn own(&self) -> Option<&Slot> {

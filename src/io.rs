@@ -21,8 +21,8 @@ use crate::sys::{self, sys, Errno};
 use crate::table;
 use crate::visit;
 use crate::wire::{self, Scan};
-use crate::{chaos, early, process};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use crate::{chaos, early, options, process};
+use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, iovec, msghdr};
 
 mod armed;

@@ -28,6 +28,25 @@ pub fn read_options(c: &Conn, fd: c_int) {
         _ => UNBOUND,
     };
     c.ring_cap.store(cap, Relaxed);
+    read_timeouts(c, fd);
+}
+
+/// A program that says nothing of what it does may have the connection, too, which is on TCP then: what it may have set is asked of
+/// the kernel.
+pub fn reread(c: &Conn) {
+    if c.phase() != Phase::Raw || !c.visited.load(Relaxed) && c.holders.at_most() <= 1 {
+        return;
+    }
+    let fd = c.local().fd.load(Relaxed);
+    read_timeouts(c, fd);
+    note_lowat(c, fd);
+    // SAFETY: a query.
+    if let Ok(flags) = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } {
+        c.nonblock.store(flags as c_int & libc::O_NONBLOCK != 0, Relaxed);
+    }
+}
+
+fn read_timeouts(c: &Conn, fd: c_int) {
     for (name, to) in [(libc::SO_RCVTIMEO, &c.rcvtimeo), (libc::SO_SNDTIMEO, &c.sndtimeo)] {
         match read_timeout(fd, name) {
             // The kernel does not tell one from the other.

@@ -16,9 +16,11 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// `limit`: `SO_RCVTIMEO` or `SO_SNDTIMEO`.
-    pub fn new(since: Since, conn: &Conn, flags: c_int, limit: i64) -> Call {
-        let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.is_nonblocking();
+    /// `limit` is what holds `SO_RCVTIMEO` or `SO_SNDTIMEO`.
+    pub fn new(since: Since, conn: &Conn, flags: c_int, limit: &AtomicI64) -> Call {
+        options::reread(conn);
+        let limit = limit.load(Relaxed);
+        let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed);
         Call { may_wait, since, then: since, limit, until: 0 }
     }
 

@@ -23,7 +23,7 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
             }
             return o;
         };
-        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.rcvtimeo.load(Relaxed)));
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.rcvtimeo));
         if flags & libc::MSG_OOB != 0 {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;

@@ -16,7 +16,7 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
     loop {
         let (at, conn) = live(fd, flags, begun.is_some());
         let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
-        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, conn.sndtimeo.load(Relaxed)));
+        let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.sndtimeo));
         // SAFETY: null or valid by the caller's promise.
         let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
         if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {

@@ -278,7 +278,7 @@ fn nobody_sleeps_for_a_ring_that_was_left() {
     // SAFETY: `full` is readable.
     while unsafe { sys::send(fd, full.as_ptr().cast(), full.len(), libc::MSG_DONTWAIT) }.is_ok() {}
     conn.set_phase(Phase::Raw);
-    let mut call = Call::new(Since::now(), conn, 0, 2_000_000_000);
+    let mut call = Call::new(Since::now(), conn, 0, &AtomicI64::new(2_000_000_000));
     assert_eq!(wait(fd, conn, None, (false, 0), &mut call), Ok(()));
     table::take(fd);
     conn.set_phase(Phase::Closed);
