@@ -137,7 +137,7 @@ fn does_not_block(cx: &mut Cx) -> Res {
         "fcntl($f, F_SETFL, O_RDWR | O_NONBLOCK) or die",
         "setsockopt($f, SOL_SOCKET, SO_RCVTIMEO, pack('l!l!', 0, 50000)) or die",
     ];
-    // Without others a call waits in the kernel, which knows.
+    // Without others a call is the kernel's, which knows.
     let other = std::thread::spawn(|| crate::util::pause_ms(1000));
     for set in SETS {
         cx.renew()?;
@@ -145,7 +145,12 @@ fn does_not_block(cx: &mut Cx) -> Res {
         let script = format!("use Fcntl; use Socket; open(my $f, '+<&=', 57); {set}");
         let pid = start(How::Fork, &["/usr/bin/env", "-u", "LD_PRELOAD", "perl", "-e", &script], 1)?;
         same!(sys::waitpid(pid)?, 0, "the program");
-        same!(sys::read(cx.fd, &mut [0; 4]), Err(libc::EAGAIN), "a read of nothing");
+        cx.tell(Op::Send, 4, 0, 0)?;
+        cx.arrive(4)?;
+        let mut b = [0; 10];
+        same!(sys::recv(cx.fd, &mut b, libc::MSG_WAITALL), Ok(4), "a receive of more than there is");
+        cx.take(&b[..4])?;
+        same!(sys::read(cx.fd, &mut b), Err(libc::EAGAIN), "a read of nothing");
         sys::close(NUMBER)?;
         sys::nonblock(cx.fd, false)?;
         sys::set_timeout(cx.fd, libc::SO_RCVTIMEO, 0)?;
