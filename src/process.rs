@@ -553,6 +553,10 @@ pub fn exec_failed() {
             if close_on_exec(c) {
                 c.holders.add(holder_id());
             }
+            if c.phase() == Phase::Raw {
+                // That was for the image.
+                crate::foreign::take_down_sign(c);
+            }
         });
         arena::each(|c| {
             if c.phase() != Phase::Managed || c.is_inherited() {
