@@ -153,7 +153,6 @@ impl Bg {
             return;
         }
         self.unread.at = now + EACH_NS;
-        crate::remote::progress();
         let mut known = core::mem::take(&mut self.unread.alone);
         let mut due = Vec::new();
         let late = now < self.unread.not_before;
