@@ -36,6 +36,8 @@ pub const CHECKS: &[Check] = &[
     ("image-of-what-is-over-vfork", |cx| of_what_is_over(cx, How::Vfork, READER)),
     ("image-of-what-is-over-bare", |cx| of_what_is_over(cx, How::Spawn, BARE_READER)),
     ("image-of-what-is-over-itself", over_itself),
+    ("image-that-asks-for-an-error", |cx| asks_for_an_error(cx, How::Fork)),
+    ("image-that-asks-for-an-error-spawn", |cx| asks_for_an_error(cx, How::Spawn)),
     ("image-that-does-not-block", does_not_block),
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
@@ -128,11 +130,44 @@ fn over_itself(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// A program that is not preloaded has what we wait for not block, or not for long.
-fn does_not_block(cx: &mut Cx) -> Res {
+/// We have shut both directions, and what the peer sends is refused: whoever asks first is told of the reset, once, though it
+/// be a program that has not used the connection before.
+fn asks_for_an_error(cx: &mut Cx, how: How) -> Res {
+    needs_perl()?;
+    const ASKS: &str = "use Socket; open(my $f, '+<&=', 57); <STDIN>;
+        print join ' ', map { unpack('i', getsockopt($f, SOL_SOCKET, SO_ERROR)) } 1..2";
+    sys::dup2(cx.fd, NUMBER)?;
+    let ((rd, wr), (goes, tells)) = (sys::pipe()?, sys::pipe()?);
+    for fd in [rd, tells] {
+        sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC)?;
+    }
+    let pid = start_with(how, &["/usr/bin/perl", "-e", ASKS], &[(goes, 0), (wr, 1)])?;
+    sys::close(wr)?;
+    sys::close(goes)?;
+    sys::shutdown(cx.fd, libc::SHUT_RDWR)?;
+    cx.tell(Op::Send, 32, 0, 0)?;
+    until(cx, libc::POLLHUP)?;
+    sys::write_all_fd(tells, b"\n")?;
+    let said = read_all(rd)?;
+    same!(String::from_utf8_lossy(&said), format!("{} 0", libc::ECONNRESET), "what the program is told");
+    same!(sys::waitpid(pid)?, 0, "its status");
+    same!(sys::getsockopt_int(cx.fd, libc::SOL_SOCKET, libc::SO_ERROR)?, 0, "what we are told after it");
+    for fd in [rd, tells, NUMBER] {
+        sys::close(fd)?;
+    }
+    Ok(())
+}
+
+fn needs_perl() -> Res {
     if !std::path::Path::new("/usr/bin/perl").exists() {
         return untried("no /usr/bin/perl");
     }
+    Ok(())
+}
+
+/// A program that is not preloaded has what we wait for not block, or not for long.
+fn does_not_block(cx: &mut Cx) -> Res {
+    needs_perl()?;
     const SETS: [&str; 2] = [
         "fcntl($f, F_SETFL, O_RDWR | O_NONBLOCK) or die",
         "setsockopt($f, SOL_SOCKET, SO_RCVTIMEO, pack('l!l!', 0, 50000)) or die",

@@ -1,6 +1,6 @@
 //! Duplicates, reuse of numbers, `fork`, spawned programs, passed fds.
 
-use super::cx::{child_must_leave_tcp, goes_by_rdma, untried, Cx, Op, Res, Why};
+use super::cx::{child_must_leave_tcp, goes_by_rdma, untried, Cx, Op, Res, Why, LATE};
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
@@ -60,7 +60,11 @@ pub fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
             Ok(()) => 0,
             Err(Why(w)) => {
                 eprintln!("rs-app: in the forked child: {w}");
-                1
+                if w.starts_with(LATE) {
+                    MERELY_LATE
+                } else {
+                    1
+                }
             }
         };
         sys::exit(code);
@@ -68,10 +72,16 @@ pub fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
     Ok(pid)
 }
 
+/// How a child of [`child`] exits whose only fault is that something took too long.
+const MERELY_LATE: i32 = 77;
+
 /// Waits for a child that is to end well.
 pub fn reap(pid: libc::pid_t) -> Res {
-    same!(sys::waitpid(pid)?, 0, "status of the forked child");
-    Ok(())
+    match sys::waitpid(pid)? {
+        0 => Ok(()),
+        s if s == MERELY_LATE << 8 => Err(Why(format!("{LATE}so says the forked child"))),
+        s => Err(Why(format!("status of the forked child: {s}"))),
+    }
 }
 
 /// Takes all free numbers below that of an fd, so that the fd's number is the next one given when
