@@ -243,6 +243,16 @@ pub fn is_within_reach(c: &Conn) -> bool {
     c.lock_both_within(SLICE_NS).is_some()
 }
 
+/// Both locks of a connection, for who has a moment: another process may be at work below them, or have been stopped there.
+pub fn lock_both(c: &Conn) -> Option<Both<'_>> {
+    let hasty = &c.local().hasty;
+    let b = c.lock_both_within(if hasty.load(Relaxed) { SLICE_NS } else { SHORT_NS });
+    if b.is_none() {
+        hasty.store(true, Relaxed);
+    }
+    b
+}
+
 /// As [`is_home`]; a connection out of reach is not.
 pub fn has_come(c: &Conn) -> bool {
     c.lock_both_within(SLICE_NS).is_some_and(|mut b| is_home(&mut b))
@@ -312,7 +322,7 @@ fn give_lowat(c: &Conn) {
     if c.rcvlowat.load(Relaxed) <= 1 {
         return;
     }
-    let Some(b) = c.lock_both_within(SLICE_NS) else { return };
+    let Some(b) = lock_both(c) else { return };
     if c.phase() == Phase::Away && has_all(&b) {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
@@ -402,5 +412,43 @@ pub fn until(c: &Conn, may_wait: bool, deadline: i64) -> i64 {
         (true, t) => t,
         _ if c.local().hasty.load(Relaxed) => now_ns() + SLICE_NS,
         _ => now_ns() + SHORT_NS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// Who is at work below the locks is waited for; one that has been stopped there only once.
+    #[test]
+    fn locks_that_another_has_for_a_moment_are_waited_for() {
+        let c = arena::alloc().unwrap();
+        let (tell, told) = mpsc::channel();
+        let at = core::ptr::from_ref(c) as usize;
+        let holds = |ms| {
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                // SAFETY: records are never unmapped.
+                let _b = unsafe { &*(at as *const Conn) }.lock_both();
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(ms));
+            })
+        };
+        let brief = holds(60);
+        told.recv().unwrap();
+        assert!(lock_both(c).is_some());
+        brief.join().unwrap();
+        let stopped = holds(2500);
+        told.recv().unwrap();
+        let t = now_ns();
+        assert!(lock_both(c).is_none());
+        let first = now_ns() - t;
+        assert!(lock_both(c).is_none());
+        assert!(first >= SHORT_NS && now_ns() - t < 2 * SHORT_NS, "{first}");
+        stopped.join().unwrap();
+        arena::forget(c);
     }
 }

@@ -128,7 +128,7 @@ impl Set {
 
     /// What the connection's owner has left of the item `fd`, when it gave it back to the kernel's set.
     fn found(&self, conn: &Conn, fd: c_int) -> Found {
-        let Some(mut b) = conn.lock_both_within(visit::SLICE_NS) else { return Found::Unknown };
+        let Some(mut b) = visit::lock_both(conn) else { return Found::Unknown };
         match b.rx.left().find(self.name(), fd) {
             // Who has closed the set knows nothing of its items.
             Found::Gone if self.lacks() => Found::Unknown,
