@@ -150,6 +150,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
         // SIGIO comes from the kernel's socket only. What the return itself moves there is none.
         process::give_up(c, Why::Feature);
     }
+    visit::arrive_by_exec(c);
     Outcome::from(set(c))
 }
 
@@ -173,6 +174,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if sets {
+        visit::arrive_by_exec(c);
         return Outcome::from(set(c));
     }
     if req == libc::FIOASYNC {
@@ -435,6 +437,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         process::give_up(c, Why::Feature);
         return Outcome::Bypass;
     }
+    visit::arrive_by_exec(c);
     // What an upgrade or a return under way makes of it must not be in between.
     let between = matches!(
         (level, name),

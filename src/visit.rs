@@ -104,7 +104,15 @@ pub fn arrive(c: &Conn) {
     }
 }
 
-/// The same for who can do without. False: a process that may have been stopped holds its locks.
+/// Before an image asks for what whoever has the connection on its rings is to know, or sets what that is to go by.
+#[inline]
+pub fn arrive_by_exec(c: &Conn) {
+    if c.is_inherited() && c.came_by_exec() {
+        arrive(c);
+    }
+}
+
+/// The same as [`arrive`] for who can do without. False: a process that may have been stopped holds its locks.
 fn arrive_within(c: &Conn, ns: i64) -> bool {
     if c.is_inherited() && c.came_by_exec() && c.phase() == Phase::Raw {
         foreign::fetch(c);

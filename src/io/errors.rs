@@ -84,10 +84,7 @@ pub(super) fn reset_ahead(conn: &Conn) -> Option<Errno> {
 
 /// What who asks for errors alone is told, and nobody after it.
 pub fn asked_error(fd: c_int, conn: &Conn) -> Option<Errno> {
-    if conn.is_inherited() && conn.came_by_exec() {
-        // Whoever has it on its rings gives the kernel what is to be told.
-        visit::arrive(conn);
-    }
+    visit::arrive_by_exec(conn);
     // What a call that has moved something keeps for the next one nobody was told of yet.
     let kept = conn.take_error();
     if kept != 0 {

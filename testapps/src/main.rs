@@ -21,11 +21,11 @@ use ringsock_testapps::{args, load};
 
 fn main() {
     let words: Vec<String> = std::env::args().collect();
-    let name = words.get(1).map(String::as_str).unwrap_or("");
     if let Some(code) = load::command(words.get(1..).unwrap_or(&[])) {
         std::process::exit(code);
     }
     let a = args::Args::parse(words.get(2..).unwrap_or(&[]));
+    let name = words.get(1).map(String::as_str).filter(|_| !a.has("help")).unwrap_or("");
     let code = match name {
         "pingpong-server" => pingpong::server(&a),
         "pingpong-client" => pingpong::client(&a),

@@ -38,7 +38,10 @@ pub const CHECKS: &[Check] = &[
     ("image-of-what-is-over-itself", over_itself),
     ("image-that-asks-for-an-error", |cx| asks_for_an_error(cx, How::Fork)),
     ("image-that-asks-for-an-error-spawn", |cx| asks_for_an_error(cx, How::Spawn)),
-    ("image-that-does-not-block", does_not_block),
+    ("image-that-does-not-block", |cx| does_not_block(cx, &["/usr/bin/python3", "-c"])),
+    ("image-that-does-not-block-bare", |cx| {
+        does_not_block(cx, &["/usr/bin/env", "-u", "LD_PRELOAD", "python3", "-c"])
+    }),
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
@@ -133,7 +136,7 @@ fn over_itself(cx: &mut Cx) -> Res {
 /// We have shut both directions, and what the peer sends is refused: whoever asks first is told of the reset, once, though it
 /// be a program that has not used the connection before.
 fn asks_for_an_error(cx: &mut Cx, how: How) -> Res {
-    needs_perl()?;
+    needs("/usr/bin/perl")?;
     const ASKS: &str = "use Socket; open(my $f, '+<&=', 57); <STDIN>;
         print join ' ', map { unpack('i', getsockopt($f, SOL_SOCKET, SO_ERROR)) } 1..2";
     sys::dup2(cx.fd, NUMBER)?;
@@ -158,27 +161,30 @@ fn asks_for_an_error(cx: &mut Cx, how: How) -> Res {
     Ok(())
 }
 
-fn needs_perl() -> Res {
-    if !std::path::Path::new("/usr/bin/perl").exists() {
-        return untried("no /usr/bin/perl");
+fn needs(program: &str) -> Res {
+    if !std::path::Path::new(program).exists() {
+        return untried(&format!("no {program}"));
     }
     Ok(())
 }
 
-/// A program that is not preloaded has what we wait for not block, or not for long.
-fn does_not_block(cx: &mut Cx) -> Res {
-    needs_perl()?;
+/// A program, which may not be preloaded, has what we wait for not block, or not for long.
+fn does_not_block(cx: &mut Cx, python: &[&str]) -> Res {
+    needs("/usr/bin/python3")?;
     const SETS: [&str; 2] = [
-        "fcntl($f, F_SETFL, O_RDWR | O_NONBLOCK) or die",
-        "setsockopt($f, SOL_SOCKET, SO_RCVTIMEO, pack('l!l!', 0, 50000)) or die",
+        "fcntl.fcntl(57, fcntl.F_SETFL, os.O_RDWR | os.O_NONBLOCK)",
+        "s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 0, 50000))",
     ];
     // Without others a call is the kernel's, which knows.
     let other = std::thread::spawn(|| crate::util::pause_ms(1000));
-    for set in SETS {
+    for (set, moved) in SETS.into_iter().flat_map(|set| [(set, false), (set, true)]) {
         cx.renew()?;
+        if moved {
+            cx.leave_tcp()?;
+        }
         sys::dup2(cx.fd, NUMBER)?;
-        let script = format!("use Fcntl; use Socket; open(my $f, '+<&=', 57); {set}");
-        let pid = start(How::Fork, &["/usr/bin/env", "-u", "LD_PRELOAD", "perl", "-e", &script], 1)?;
+        let script = format!("import fcntl, os, socket, struct; s = socket.socket(fileno=57); {set}");
+        let pid = start(How::Spawn, &[python, &[&*script]].concat(), 1)?;
         same!(sys::waitpid(pid)?, 0, "the program");
         cx.tell(Op::Send, 4, 0, 0)?;
         cx.arrive(4)?;
