@@ -67,6 +67,8 @@ pub fn lost_error(conn: &Conn) -> Option<Errno> {
 /// only of the reset; or, where it knows of an end that was none, the other way round.
 fn behind_end(conn: &Conn, e: Errno) -> Errno {
     match e {
+        // Nothing of the stream was ever the library's; and what it took for an end may be what the program has shut itself.
+        e if conn.unconfirmable.load(SeqCst) => e,
         libc::ECONNRESET if conn.fin_seen() || conn.has_ended(END_SPOKEN) => libc::EPIPE,
         libc::EPIPE if conn.has_ended(END_BEREFT) => libc::ECONNRESET,
         e => e,
@@ -116,8 +118,8 @@ pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
         let tx = conn.lock_tx();
         tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()
     };
-    // Of a peer that is gone, while bytes are unread, the kernel knows the end, too.
-    match is_home || conn.has_ended(END_ORPHAN) {
+    // Of a peer that is gone, while bytes are unread, the kernel knows the end, too; and of one that has not answered yet it alone.
+    match is_home || conn.has_ended(END_ORPHAN) || conn.unconfirmable.load(SeqCst) {
         true => pending_error(fd).unwrap_or(libc::EPIPE),
         false => libc::EPIPE,
     }

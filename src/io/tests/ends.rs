@@ -515,6 +515,43 @@ fn a_reset_of_the_kernels_is_told_once() {
     conn.set_phase(Phase::Closed);
 }
 
+/// The program shuts both directions before the peer has answered, and what that sends then the kernel refuses: whichever call
+/// comes first tells it.
+#[test]
+fn what_is_refused_before_the_peer_has_answered_is_told() {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    for first in 0..3 {
+        let mut theirs = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let ours = l.accept().unwrap().0;
+        let fd = ours.as_raw_fd();
+        let conn = crate::arena::alloc().unwrap();
+        conn.local().fd.store(fd, Relaxed);
+        conn.set_phase(Phase::Managed);
+        conn.lock_both().sw().arm(NONCE);
+        know(fd, conn);
+        assert_eq!(crate::fds::shutdown(fd, libc::SHUT_RDWR), Outcome::Done(0));
+        let mut x = [b'x'];
+        let iov = one(x.as_mut_ptr().cast(), 1);
+        let send = || match put(fd, conn, Bufs::new(&iov), libc::MSG_NOSIGNAL) {
+            Put::Error(e) => e,
+            _ => 0,
+        };
+        // SAFETY: the buffer is writable.
+        let receive = || unsafe { recv(fd, &iov, core::ptr::null_mut(), 0) };
+        assert_eq!((send(), receive()), (libc::EPIPE, Outcome::Done(0)));
+        theirs.write_all(b"late").unwrap();
+        settle(conn, libc::POLLERR);
+        match first {
+            0 => assert_eq!(send(), libc::ECONNRESET),
+            1 => assert_eq!(receive(), Outcome::Fail(libc::ECONNRESET)),
+            _ => assert_eq!(asked_error(fd, conn), Some(libc::ECONNRESET)),
+        }
+        assert_eq!((send(), receive(), asked_error(fd, conn)), (libc::EPIPE, Outcome::Done(0), None));
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
+}
+
 /// Each `shutdown` wakes all who wait for the socket. Where it is home they may be other processes, which only the kernel wakes.
 #[test]
 fn a_shutdown_again_is_an_edge_of_the_kernels_set() {
