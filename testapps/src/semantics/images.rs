@@ -39,9 +39,7 @@ pub const CHECKS: &[Check] = &[
     ("image-that-asks-for-an-error", |cx| asks_for_an_error(cx, How::Fork)),
     ("image-that-asks-for-an-error-spawn", |cx| asks_for_an_error(cx, How::Spawn)),
     ("image-that-does-not-block", |cx| does_not_block(cx, &["/usr/bin/python3", "-c"])),
-    ("image-that-does-not-block-bare", |cx| {
-        does_not_block(cx, &["/usr/bin/env", "-u", "LD_PRELOAD", "python3", "-c"])
-    }),
+    ("image-that-does-not-block-bare", |cx| does_not_block(cx, &["/usr/bin/env", "-u", "LD_PRELOAD", "python3", "-c"])),
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
