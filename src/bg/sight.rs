@@ -10,8 +10,10 @@ use core::fmt::Write;
 
 /// How long a connection may be left alone so before it returns.
 const PATIENCE_NS: i64 = 50 * MS;
-/// How often more than that while the thread that left it has something else to do.
+/// How often more than that while the thread that left it has something else to do. After that it is asked what the other threads
+/// do, at longer intervals, as long as it runs.
 const BUSY_LOOKS: u32 = 20;
+const BUSY_NS: i64 = 200 * MS;
 
 /// A connection that was left after `EAGAIN`.
 pub(super) struct Suspect {
@@ -40,20 +42,26 @@ impl About {
         if runs(tid) {
             return About::Running;
         }
-        match call_of(tid).map(|(number, _)| number) {
-            Some(
-                libc::SYS_futex
-                | libc::SYS_futex_waitv
-                | libc::SYS_nanosleep
-                | libc::SYS_clock_nanosleep
-                | libc::SYS_wait4
-                | libc::SYS_waitid
-                | libc::SYS_fsync
-                | libc::SYS_fdatasync,
-            ) => About::Elsewhere,
+        match call_of(tid) {
+            Some((number, _)) if is_elsewhere(number) => About::Elsewhere,
             _ => About::Unknown,
         }
     }
+}
+
+/// Whether a call waits for no socket, nor for any other fd.
+pub(super) fn is_elsewhere(number: libc::c_long) -> bool {
+    const CALLS: [libc::c_long; 8] = [
+        libc::SYS_futex,
+        libc::SYS_futex_waitv,
+        libc::SYS_nanosleep,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_wait4,
+        libc::SYS_waitid,
+        libc::SYS_fsync,
+        libc::SYS_fdatasync,
+    ];
+    CALLS.contains(&number)
 }
 
 /// What has become of a connection since its program was told `EAGAIN`.
@@ -84,8 +92,8 @@ fn judge(left: impl Fn() -> Left, looks: u32, busy: impl FnOnce() -> bool) -> Ve
         Left::Alone => None,
     };
     of(left()).unwrap_or_else(|| {
-        if looks < BUSY_LOOKS && busy() {
-            return Verdict::Later { empties: None, busy: looks + 1 };
+        if busy() {
+            return Verdict::Later { empties: None, busy: looks.saturating_add(1) };
         }
         of(left()).unwrap_or(Verdict::Lost)
     })
@@ -152,18 +160,19 @@ impl Bg {
                     Left::Alone
                 }
             };
+            let long = s.busy >= BUSY_LOOKS;
             let busy = || match About::of(c.sent_away.load(Relaxed)) {
                 // It thinks, or others have its processor.
-                About::Running => true,
+                About::Running => !long || !unread::may_be_awaited(c),
                 // Another thread may wait for it, if only by a set of its own making.
                 // (If nobody knows now, the next look will.)
-                About::Elsewhere => unseen.has(c, now - PATIENCE_NS) != Ok(true),
+                About::Elsewhere => !long && unseen.has(c, now - PATIENCE_NS) != Ok(true),
                 About::Unknown => false,
             };
             match judge(left, s.busy, busy) {
                 Verdict::Later { empties, busy } => {
                     (s.empties, s.busy) = (empties.unwrap_or(s.empties), busy);
-                    s.at = now + PATIENCE_NS;
+                    s.at = now + if busy > BUSY_LOOKS { BUSY_NS } else { PATIENCE_NS };
                     return true;
                 }
                 Verdict::Lost => lost.push(c),
@@ -212,10 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_thread_has_patience_for_so_many_looks() {
+    fn a_busy_thread_has_patience() {
         let alone = || Left::Alone;
         assert_eq!(judge(alone, 3, || true), Verdict::Later { empties: None, busy: 4 });
-        assert_eq!(judge(alone, BUSY_LOOKS, || panic!("nobody needs to know")), Verdict::Lost);
+        assert_eq!(judge(alone, u32::MAX, || true), Verdict::Later { empties: None, busy: u32::MAX });
+        assert_eq!(judge(alone, 3, || false), Verdict::Lost);
     }
 
     #[test]

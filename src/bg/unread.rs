@@ -88,38 +88,67 @@ fn memory(at: usize, to: &mut [u8]) -> usize {
     })
 }
 
-/// The fds that a call waits for, to read.
-fn fds_of(number: c_long, args: [usize; 6]) -> Vec<Wait> {
+/// What who waits to read asks `poll` for.
+const TO_READ: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP;
+/// Whatever is asked for, or nothing: ends and errors are told anyway.
+const ANYTHING: i16 = 0;
+
+/// The fds that a call waits for with any of `events`.
+fn fds_of(number: c_long, args: [usize; 6], events: i16) -> Vec<Wait> {
     if SET_WAITS.contains(&number) {
         return vec![Wait::Set(args[0] as c_int)];
     }
     if POLLS.contains(&number) {
         const EACH: usize = size_of::<pollfd>();
-        const TO_READ: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP;
         let mut bytes = vec![0; args[1].min(MOST_POLLED) * EACH];
         let n = memory(args[0], &mut bytes);
         // The fd, and then the events.
-        let to_read = |p: &&[u8]| i16::from_ne_bytes([p[4], p[5]]) & TO_READ != 0;
+        let asks = |p: &&[u8]| events == ANYTHING || i16::from_ne_bytes([p[4], p[5]]) & events != 0;
         let fd = |p: &[u8]| c_int::from_ne_bytes([p[0], p[1], p[2], p[3]]);
-        let all = bytes[..n].chunks_exact(EACH).filter(to_read);
+        let all = bytes[..n].chunks_exact(EACH).filter(asks);
         return all.map(fd).filter(|fd| *fd >= 0).map(Wait::Fd).collect();
     }
-    if SELECTS.contains(&number) && args[1] != 0 {
-        let mut bytes = vec![0; args[0].min(MOST_POLLED).div_ceil(8)];
-        let n = memory(args[1], &mut bytes);
-        // (As `fd_set` is laid out on a machine whose bytes go from low to high.)
-        let has = |fd: &usize| bytes[fd / 8] & 1 << (fd % 8) != 0;
-        return (0..args[0].min(n * 8)).filter(has).map(|fd| Wait::Fd(fd as c_int)).collect();
+    if SELECTS.contains(&number) {
+        // The set to read comes first.
+        let sets = if events == ANYTHING { &args[1..4] } else { &args[1..2] };
+        return sets.iter().filter(|at| **at != 0).flat_map(|at| selected(*at, args[0])).collect();
     }
     Vec::new()
 }
 
-/// What all threads wait for, but for the library's own.
-fn waits() -> Vec<Wait> {
+/// The fds below `n` of a set for `select`.
+fn selected(at: usize, n: usize) -> Vec<Wait> {
+    let mut bytes = vec![0; n.min(MOST_POLLED).div_ceil(8)];
+    let known = memory(at, &mut bytes);
+    // (As `fd_set` is laid out on a machine whose bytes go from low to high.)
+    let has = |fd: &usize| bytes[fd / 8] & 1 << (fd % 8) != 0;
+    (0..n.min(known * 8)).filter(has).map(|fd| Wait::Fd(fd as c_int)).collect()
+}
+
+/// The calls in which threads sleep, but for the library's own.
+fn calls() -> impl Iterator<Item = (c_long, [usize; 6])> {
     let mut threads = Vec::new();
     let _ = desk::run(|| numbers::each_in(c"/proc/self/task", |_, tid| threads.push(tid as u32)));
     threads.retain(|tid| !life::is_ours(*tid));
-    threads.into_iter().filter_map(sight::call_of).flat_map(|(number, args)| fds_of(number, args)).collect()
+    threads.into_iter().filter_map(sight::call_of)
+}
+
+/// What all threads wait for.
+fn waits() -> Vec<Wait> {
+    calls().flat_map(|(number, args)| fds_of(number, args, TO_READ)).collect()
+}
+
+/// Whether a thread may wait for the connection by a call of its own, of whatever kind.
+pub(super) fn may_be_awaited(conn: &Conn) -> bool {
+    calls().filter(|(number, _)| !sight::is_elsewhere(*number)).any(|(number, args)| {
+        // An fd, for whatever else, comes first or second.
+        let named = args[..2].iter().any(|a| c_int::try_from(*a).is_ok_and(|fd| table::is(fd, conn)));
+        number == libc::SYS_io_uring_enter
+            || match fds_of(number, args, ANYTHING) {
+                fds if fds.is_empty() => named,
+                fds => fds.iter().any(|w| w.is_for(conn)),
+            }
+    })
 }
 
 impl Wait {
@@ -227,8 +256,45 @@ mod tests {
             }
         });
         assert!(all.contains(&Wait::Fd(fd)), "select: {all:?} without {fd}");
-        assert_eq!(fds_of(libc::SYS_epoll_pwait, [7, 1, 2, 3, 4, 5]), [Wait::Set(7)]);
-        assert_eq!(fds_of(libc::SYS_futex, [7, 1, 2, 3, 4, 5]), []);
+        assert_eq!(fds_of(libc::SYS_epoll_pwait, [7, 1, 2, 3, 4, 5], TO_READ), [Wait::Set(7)]);
+        assert_eq!(fds_of(libc::SYS_futex, [7, 1, 2, 3, 4, 5], TO_READ), []);
+    }
+
+    #[test]
+    fn any_call_of_a_connection_may_wait_for_it() {
+        use crate::io::tests::{armed, know};
+        let slot = crate::layout::Slot::default();
+        let (conn, ours, theirs) = armed(&slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        assert!(!may_be_awaited(conn));
+        let is_found = |call: &(dyn Fn() + Sync)| {
+            std::thread::scope(|s| {
+                s.spawn(call);
+                let found = (0..2000).any(|_| may_be_awaited(conn) || (crate::sync::pause(MS), false).1);
+                // SAFETY: an fd of the test's.
+                unsafe { libc::shutdown(fd, libc::SHUT_RD) };
+                found
+            })
+        };
+        // SAFETY: the buffer is writable.
+        let receives = || unsafe {
+            libc::recv(fd, [0u8; 4].as_mut_ptr().cast(), 4, 0);
+        };
+        assert!(is_found(&receives), "a receive");
+        let (conn, ours, _theirs) = (conn, theirs, ours);
+        table::take(fd);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        assert!(!may_be_awaited(conn));
+        let polls = || {
+            let mut p = pollfd { fd, events: libc::POLLPRI, revents: 0 };
+            // SAFETY: `p` is writable.
+            unsafe { libc::poll(&mut p, 1, 300) };
+        };
+        assert!(is_found(&polls), "a poll");
+        table::take(fd);
+        conn.set_phase(crate::conn::Phase::Closed);
     }
 
     #[test]

@@ -13,9 +13,10 @@ pub const CHECKS: &[Check] = &[
     ("wait-out-of-sight-epoll", |cx| out_of_sight(cx, hidden::epoll)),
     ("wait-out-of-sight-unasked", out_of_sight_unasked),
     ("wait-out-of-sight-to-send", out_of_sight_out),
-    ("thinks-between-looks", |cx| thinks(cx, computes)),
-    ("thinks-asleep-between-looks", |cx| thinks(cx, std::thread::sleep)),
-    ("thinks-for-a-thread-between-looks", |cx| thinks(cx, waits_for_a_thread)),
+    ("thinks-between-looks", |cx| thinks(cx, (3, 200), computes)),
+    ("thinks-for-seconds-between-looks", |cx| thinks(cx, (1, 2500), computes)),
+    ("thinks-asleep-between-looks", |cx| thinks(cx, (3, 200), std::thread::sleep)),
+    ("thinks-for-a-thread-between-looks", |cx| thinks(cx, (3, 200), waits_for_a_thread)),
     ("oob-sent", oob_sent),
     ("oob-received", oob_received),
     ("zerocopy", zerocopy),
@@ -119,12 +120,12 @@ fn out_of_sight_out(cx: &mut Cx) -> Res {
 
 /// A program that looks now and then, and computes meanwhile, waits nowhere.
 /// Who is told `EAGAIN` and then does something else for a while keeps its ring: it computes, or sleeps where no socket wakes it.
-fn thinks(cx: &mut Cx, about: fn(Duration)) -> Res {
+fn thinks(cx: &mut Cx, (rounds, ms): (u32, u64), about: fn(Duration)) -> Res {
     sys::nonblock(cx.fd, true)?;
     let before = sys::tcp_bytes(cx.fd)?;
-    for _ in 0..3 {
+    for _ in 0..rounds {
         same!(cx.grab(10), Err(EAGAIN), "recv of nothing");
-        about(Duration::from_millis(200));
+        about(Duration::from_millis(ms));
         // It must not wait for the puppet before it looks again: that is a sleep where a socket wakes it.
         cx.post(Op::Send, 10, 0, 0)?;
         let got = loop {
