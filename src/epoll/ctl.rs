@@ -415,18 +415,31 @@ pub(super) fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
     before
 }
 
-/// Puts an item back into the kernel's set. Returns the number that it has there if its own is closed, or -1.
-fn give_back(epfd: c_int, fd: c_int, conn: &Conn, ev: &epoll_event) -> c_int {
-    if table::is(fd, conn) {
-        let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, ev);
-        return -1;
+/// A number under which the kernel's set has an item.
+pub(super) struct Number {
+    pub(super) fd: c_int,
+    /// It lives for this moment only: the item stays in the set when it is closed.
+    aside: bool,
+}
+
+impl Number {
+    /// Of the item `fd`: its own, or another if that is closed, as it is in the kernel's sets. Under both locks.
+    fn of(fd: c_int, conn: &Conn) -> Option<Number> {
+        if table::is(fd, conn) {
+            return Some(Number { fd, aside: false });
+        }
+        // Another number of the connection is open, for the caller holds both its locks.
+        let d = crate::fdhigh::dup_aside(conn.local().fd.load(Relaxed), None).ok()?;
+        Some(Number { fd: d, aside: true })
     }
-    // Its number is closed, which leaves it in the set, as here: under a number that lives for a moment.
-    // Another number of the connection is open, for the caller holds both its locks.
-    let Ok(d) = crate::fdhigh::dup_aside(conn.local().fd.load(Relaxed), None) else { return -1 };
-    let _ = kernel_ctl(epfd, libc::EPOLL_CTL_ADD, d, ev);
-    crate::sys::close(d);
-    d
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if self.aside {
+            crate::sys::close(self.fd);
+        }
+    }
 }
 
 /// A closed number is the connection's again, and so are the items that were added under it: in the kernel's sets they may
@@ -479,15 +492,19 @@ impl Set {
         let conn = b.rx.conn();
         let muted = inner.items.get_mut(&key).is_some_and(|i| self.mute(i, b));
         let mut silenced = false;
-        let is_idle = muted && table::is(key.fd, conn) && self.is_idle_in_kernel(inner, &mut silenced);
+        let is_idle = muted && self.is_idle_in_kernel(inner, &mut silenced);
         let i = inner.items.get_mut(&key)?;
         let mut note = self.name().map(|name| Note::of(name, key.fd, i));
         // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
         i.since = self.rounds.fetch_add(1, SeqCst);
         self.returned.store(i.since, SeqCst);
-        i.aside = if i.spent { -1 } else { give_back(self.epfd.load(Relaxed), key.fd, conn, &i.for_kernel()) };
+        let number = if i.spent { None } else { Number::of(key.fd, conn) };
+        if let Some(n) = &number {
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, n.fd, &i.for_kernel());
+        }
+        i.aside = number.as_ref().filter(|n| n.aside).map_or(-1, |n| n.fd);
         i.managed = false;
-        let quiet = is_idle && self.take_edge(inner, key, b);
+        let quiet = is_idle && number.is_some_and(|n| self.take_edge(inner, key, &n, b));
         note.iter_mut().for_each(|n| n.quiet = quiet);
         if silenced {
             bell::ring(self.bell.load(Acquire));

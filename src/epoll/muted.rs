@@ -4,6 +4,7 @@
 //! another's; where it cannot, or where more of what was told of is to follow, the item is *muted*: what the kernel says of
 //! it is compared with what was told.
 
+use super::ctl::Number;
 use super::listing::{can_list, Listed};
 use super::*;
 use crate::conn::{END_RDSHUT, END_WRSHUT};
@@ -78,7 +79,7 @@ impl Set {
 
     /// Takes the edge out of the kernel's set that adding the muted item has made, if it is the first there. Whether all that
     /// the kernel says of it from now on is news. Under the set's lock and both of the connection's.
-    pub(super) fn take_edge(&self, inner: &mut Inner, key: Key, b: &mut Both) -> bool {
+    pub(super) fn take_edge(&self, inner: &mut Inner, key: Key, number: &Number, b: &mut Both) -> bool {
         let Some(e) = self.next_in_kernel() else { return false };
         if inner.only(e.u64) != Some(key) {
             self.put_again(inner, e);
@@ -89,7 +90,7 @@ impl Set {
         // After that: what happens from now on makes an edge of its own.
         let (now, (news, bits)) = ctl::still(b, fd);
         if now.received != was || i.told.has_news(news, bits & (i.events | ALWAYS), i.events) {
-            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_MOD, key.fd, &i.for_kernel());
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_MOD, number.fd, &i.for_kernel());
             i.told = Told::NOTHING;
             self.unmute(i);
         }

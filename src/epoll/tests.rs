@@ -104,11 +104,10 @@ fn with_inner<R>(s: &Set, f: impl FnOnce(&mut Inner) -> R) -> R {
     f(unsafe { &mut *s.inner.get() })
 }
 
-/// A set in which the connection is an edge-triggered item, and managed.
-fn set_with(conn: &'static Conn) -> (&'static Set, c_int) {
+/// A set in which the connection is an edge-triggered item, by the number `fd`, and managed.
+fn set_with(conn: &'static Conn, fd: c_int) -> (&'static Set, c_int) {
     let (s, epfd) = set_for_tests();
     s.need_bell().unwrap();
-    let fd = conn.local().fd.load(Relaxed);
     let item = Item::new(conn, &epoll_event { events: IN | ET, u64: 7 }, true);
     with_inner(s, |inner| inner.items.change(&s.begin_change()).insert(Key::new(fd, conn), item));
     s.managed.store(1, SeqCst);
@@ -123,8 +122,8 @@ fn who_only_looks_sees_more_behind_an_edge() {
     use crate::io::tests::{armed, arrive};
     let slot = crate::layout::Slot::default();
     let (conn, ours, mut theirs) = armed(&slot);
-    let (s, epfd) = set_with(conn);
     let fd = conn.local().fd.load(Relaxed);
+    let (s, epfd) = set_with(conn, fd);
     let look = || {
         let mut evs = [event(0); 4];
         s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null(), Since::now())
@@ -160,15 +159,20 @@ fn the_end_that_a_ring_has_told_of_is_none_that_the_kernel_receives() {
     conn.set_phase(Phase::Closed);
 }
 
-/// An item comes back to the kernel's set with nothing new, where other things may have happened.
+/// An item comes back to the kernel's set with nothing new, where other things may have happened, among them that its number
+/// was closed, and another is open.
 #[test]
 fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
     use crate::io::tests::{armed, arrive};
-    for busy in [false, true] {
+    for (busy, closed) in [(false, false), (false, true), (true, false), (true, true)] {
         let slot = crate::layout::Slot::default();
         let (conn, ours, mut theirs) = armed(&slot);
-        let (s, epfd) = set_with(conn);
         let fd = conn.local().fd.load(Relaxed);
+        let number = if closed { crate::fdhigh::dup_high(fd).unwrap() } else { fd };
+        let (s, epfd) = set_with(conn, number);
+        if closed {
+            sys::close(number);
+        }
         table::for_tests();
         assert!(table::put_conn(fd, conn));
         arrive(conn, &mut theirs, b"abc");
@@ -185,7 +189,7 @@ fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
         if busy {
             bell::ring_fd(other);
         }
-        with_inner(s, |inner| s.return_item(inner, Key::new(fd, conn), &mut conn.lock_both()));
+        with_inner(s, |inner| s.return_item(inner, Key::new(number, conn), &mut conn.lock_both()));
         assert_eq!(s.muted.load(SeqCst) > 0, busy, "an event of another item is not taken for it");
         let others = if busy { vec![9] } else { vec![] };
         assert_eq!(look(), others, "nothing new");
@@ -194,7 +198,7 @@ fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
         assert_eq!(look(), others);
         table::take(fd);
         conn.set_phase(Phase::Closed);
-        with_inner(s, |inner| inner.remove(Key::new(fd, conn), &s.begin_change()));
+        with_inner(s, |inner| inner.remove(Key::new(number, conn), &s.begin_change()));
         sys::close(other);
         drop(ours);
         end((s, epfd));
