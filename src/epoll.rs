@@ -441,16 +441,18 @@ fn closed(s: &'static Set) {
 }
 
 impl Set {
-    /// The item `fd` may be ready.
+    /// The item `fd` may be ready, and more of it so than before.
     pub fn push_ready(&self, fd: c_int, conn: &Conn) {
-        self.push(fd, conn, 0);
-    }
-
-    /// As [`Set::push_ready`], unless the item has one of the flags `but`.
-    fn push(&self, fd: c_int, conn: &Conn, but: u32) {
         // More of what is on the list is news to who waits for edges of this set. (Where nothing is, only other processes that
         // use it would see the bell.)
-        if self.list(fd, conn, but) || self.exposed.load(Relaxed) && self.managed.load(SeqCst) > 0 {
+        if self.list(fd, conn, 0) || self.exposed.load(Relaxed) && self.managed.load(SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
+    /// The item `fd` may be ready, though nothing has happened to it now, unless it has one of the flags `but`.
+    fn push_seen(&self, fd: c_int, conn: &Conn, but: u32) {
+        if self.list(fd, conn, but) {
             self.wake();
         }
     }

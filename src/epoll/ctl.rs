@@ -481,7 +481,7 @@ pub fn seen(conn: &Conn) {
     // SAFETY: guarded by `local.lock`; sets are never freed.
     for (s, fd) in unsafe { &*local.items.get() } {
         // SAFETY: as above.
-        unsafe { &**s }.push(*fd, conn, ET);
+        unsafe { &**s }.push_seen(*fd, conn, ET);
     }
 }
 

@@ -324,6 +324,10 @@ fn edges_of_a_set(cx: &mut Cx) -> Res {
             // is looked at; and what moves, at any time.
             let again: usize = (0..6).map(|_| sys::epoll_wait(outer, 4, 0).map_or(9, |v| v.len())).sum();
             ensure!(again <= 1 || !cx.is_to_leave(), "told {again} times more of the same, in round {round}");
+            // Nor is it news that somebody asks how much there is.
+            let ask = |_| Ok(sys::fionread(cx.fd).and(sys::epoll_wait(outer, 4, 0))?.len());
+            let asked = (0..6).map(ask).sum::<sys::R<usize>>()?;
+            ensure!(asked <= 1 || !cx.is_to_leave(), "told {asked} times more for who had asked, in round {round}");
         }
         cx.wait()?;
         cx.recv(42)?;
