@@ -3,8 +3,8 @@
 //! A program that has only ever been seen to block in libc, and was never told `EAGAIN` (see [`sight`]), may come to wait for the
 //! next bytes by a system call of its own. Nothing tells of that. So twice a second, as long as anything is on a ring,
 //! connections are looked for that have something to be read and nobody who waits for it in sight. If a thread of the process
-//! sleeps in the kernel for one of them, it returns to TCP, where the kernel wakes that thread. (Not if it receives by such a call: it
-//! would get what the ends say to each other on the way.)
+//! sleeps in the kernel for one of them, or in an io_uring, it returns to TCP, where the kernel wakes that thread. (Not if it
+//! receives by such a call: it would get what the ends say to each other on the way.)
 
 use super::*;
 use crate::numbers;
@@ -72,6 +72,8 @@ fn left_alone(c: &Conn) -> Option<u64> {
 enum Wait {
     Fd(c_int),
     Set(c_int),
+    /// What an io_uring was asked to wait for nobody can see.
+    Anything,
 }
 
 /// Bytes of this process's memory. Of what is not there: none.
@@ -97,6 +99,9 @@ const ANYTHING: i16 = 0;
 fn fds_of(number: c_long, args: [usize; 6], events: i16) -> Vec<Wait> {
     if SET_WAITS.contains(&number) {
         return vec![Wait::Set(args[0] as c_int)];
+    }
+    if number == libc::SYS_io_uring_enter {
+        return vec![Wait::Anything];
     }
     if POLLS.contains(&number) {
         const EACH: usize = size_of::<pollfd>();
@@ -143,11 +148,10 @@ pub(super) fn may_be_awaited(conn: &Conn) -> bool {
     calls().filter(|(number, _)| !sight::is_elsewhere(*number)).any(|(number, args)| {
         // An fd, for whatever else, comes first or second.
         let named = args[..2].iter().any(|a| c_int::try_from(*a).is_ok_and(|fd| table::is(fd, conn)));
-        number == libc::SYS_io_uring_enter
-            || match fds_of(number, args, ANYTHING) {
-                fds if fds.is_empty() => named,
-                fds => fds.iter().any(|w| w.is_for(conn)),
-            }
+        match fds_of(number, args, ANYTHING) {
+            fds if fds.is_empty() => named,
+            fds => fds.iter().any(|w| w.is_for(conn)),
+        }
     })
 }
 
@@ -156,6 +160,7 @@ impl Wait {
         match *self {
             Wait::Fd(fd) => table::is(fd, conn),
             Wait::Set(set) => unseen::contains(set, conn),
+            Wait::Anything => true,
         }
     }
 }
@@ -257,6 +262,7 @@ mod tests {
         });
         assert!(all.contains(&Wait::Fd(fd)), "select: {all:?} without {fd}");
         assert_eq!(fds_of(libc::SYS_epoll_pwait, [7, 1, 2, 3, 4, 5], TO_READ), [Wait::Set(7)]);
+        assert_eq!(fds_of(libc::SYS_io_uring_enter, [7, 1, 2, 3, 4, 5], TO_READ), [Wait::Anything]);
         assert_eq!(fds_of(libc::SYS_futex, [7, 1, 2, 3, 4, 5], TO_READ), []);
     }
 

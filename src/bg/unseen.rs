@@ -1,6 +1,7 @@
-//! Epoll sets that the library knows nothing of, because the program makes and fills them by system calls of
-//! its own (Rust's `rustix`, for one). A connection in such a set must stay on TCP: there the program would be
-//! woken by marks, and not by what comes on a ring.
+//! Epoll sets, and io_urings, that the library knows nothing of, because the program makes and fills them by system calls of
+//! its own (Rust's `rustix`, for one, and liburing). A connection in such a set must stay on TCP: there the program would be
+//! woken by marks, and not by what comes on a ring. So must all of a program that has an io_uring: what it asks of that nobody
+//! can see.
 
 use crate::config::Text;
 use crate::conn::Conn;
@@ -11,8 +12,9 @@ use crate::{chaos, epoll, fdhigh, numbers};
 use core::fmt::Write;
 use libc::c_int;
 
-/// What a link in `/proc/self/fd` says of an epoll set.
+/// What a link in `/proc/self/fd` says of an epoll set, and of an io_uring.
 const SET: &[u8] = b"anon_inode:[eventpoll]";
+const URING: &[u8] = b"anon_inode:[io_uring]";
 /// The process's fds are gone through for at most a twentieth of the time, ...
 const SHARE: i64 = 20;
 /// ... once they have been for that share of this time without a pause, ...
@@ -22,10 +24,11 @@ const LONGEST_NS: i64 = 500_000_000;
 /// Who asks again, so long after they were, is not told what they were then.
 const MOMENT_NS: i64 = 5_000_000;
 
-/// The sets that were there when they were looked for last.
+/// What was there when it was looked for last.
 #[derive(Default)]
 pub(super) struct Unseen {
     sets: Vec<c_int>,
+    has_uring: bool,
     /// When that began and ended.
     began: i64,
     ended: i64,
@@ -34,8 +37,8 @@ pub(super) struct Unseen {
 }
 
 impl Unseen {
-    /// Whether one of them has the connection. A set may have been made since they were looked for: if that was before
-    /// `since`, and may not be done again now, nobody knows, and this is the time at which to ask again.
+    /// Whether one of them has, or may have, the connection. One may have been made since they were looked for: if that was
+    /// before `since`, and may not be done again now, nobody knows, and this is the time at which to ask again.
     pub(super) fn has(&mut self, conn: &Conn, since: i64) -> Result<bool, i64> {
         let now = now_ns();
         let is_old = self.began < since || now - self.ended > MOMENT_NS;
@@ -46,21 +49,27 @@ impl Unseen {
             self.next = next_after(self.next, self.began, self.ended);
         }
         match self.began >= since {
-            true => Ok(self.sets.iter().any(|set| contains(*set, conn))),
+            true => Ok(self.has_uring || self.sets.iter().any(|set| contains(*set, conn))),
             false => Err(self.next),
         }
     }
 
     fn list(&mut self) {
         self.sets.clear();
+        self.has_uring = false;
         crate::desk::run(|| self.gather());
     }
 
     fn gather(&mut self) {
         let _ = numbers::each_in(c"/proc/self/fd", |dir, fd| {
             let known = matches!(table::get(fd), Entry::Conn(_) | Entry::Set(_)) || fdhigh::is_ours(fd);
-            if !known && is_set(dir, fd) {
-                self.sets.push(fd);
+            if known {
+                return;
+            }
+            match what_is(dir, fd) {
+                What::Set => self.sets.push(fd),
+                What::Uring => self.has_uring = true,
+                What::Other => {}
             }
         });
     }
@@ -71,14 +80,24 @@ fn next_after(next: i64, began: i64, now: i64) -> i64 {
     (next.max(began - BURST_NS) + (now - began) * SHARE).min(now + LONGEST_NS)
 }
 
-/// Whether the fd that the list of fds `dir` has is a set.
-fn is_set(dir: c_int, fd: c_int) -> bool {
+enum What {
+    Set,
+    Uring,
+    Other,
+}
+
+/// What the fd is that the list of fds `dir` has.
+fn what_is(dir: c_int, fd: c_int) -> What {
     let mut name = Text::<16>::EMPTY;
     let _ = write!(name, "{fd}");
     let mut to = [0u8; SET.len() + 1];
     // SAFETY: the name ends with NUL; `to` has room.
     let n = unsafe { sys!(libc::SYS_readlinkat, dir, name.as_bytes_with_nul().as_ptr(), to.as_mut_ptr(), to.len()) };
-    n == Ok(SET.len()) && to.starts_with(SET)
+    match n.map(|n| &to[..n]) {
+        Ok(SET) => What::Set,
+        Ok(URING) => What::Uring,
+        _ => What::Other,
+    }
 }
 
 /// Whether the kernel names a number of the connection among the set's. One that is too large is taken to have all.
@@ -91,6 +110,8 @@ mod tests {
     use super::*;
 
     const MS: i64 = 1_000_000;
+    /// What a test makes, others of the process would find.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     /// Those who ask all the time, with a list that takes `cost`: how often it was made in `span`, and the longest wait.
     fn asked(cost: i64, span: i64) -> (i64, i64) {
@@ -108,6 +129,7 @@ mod tests {
 
     #[test]
     fn what_was_listed_before_somebody_asked_tells_nothing() {
+        let _one = ONE.lock();
         let (conn, _ours, _theirs) = crate::io::tests::armed(Box::leak(Box::default()));
         let mut u = Unseen::default();
         let first = now_ns();
@@ -118,6 +140,27 @@ mod tests {
         assert_eq!(u.has(conn, now_ns()), Err(i64::MAX));
         u.next = 0;
         assert_eq!(u.has(conn, now_ns()), Ok(false));
+    }
+
+    /// A kernel, or who guards it, may have none.
+    #[test]
+    fn who_has_an_io_uring_may_wait_there_for_anything() {
+        let _one = ONE.lock();
+        let (conn, _ours, _theirs) = crate::io::tests::armed(Box::leak(Box::default()));
+        let mut u = Unseen::default();
+        let mut params = [0u64; 64];
+        // SAFETY: the parameters are larger than the kernel's.
+        let uring = unsafe { sys!(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) };
+        u.list();
+        assert_eq!(u.has_uring, uring.is_ok());
+        u.began = i64::MAX;
+        u.next = i64::MAX;
+        assert_eq!(u.has(conn, 0), Ok(uring.is_ok()));
+        if let Ok(fd) = uring {
+            crate::sys::close(fd as c_int);
+            u.list();
+            assert_eq!(u.has(conn, 0), Ok(false));
+        }
     }
 
     #[test]

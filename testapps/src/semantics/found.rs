@@ -50,7 +50,7 @@ pub(super) fn warm(a: RawFd, b: RawFd, rounds: usize) -> Res {
 }
 
 /// The same, so many times at most, until it has moved; whether it has.
-fn has_left(a: RawFd, b: RawFd, times: usize) -> Result<bool, Why> {
+pub(super) fn has_left(a: RawFd, b: RawFd, times: usize) -> Result<bool, Why> {
     for _ in 0..times {
         let before = sys::tcp_bytes(a)?;
         warm(a, b, 16)?;

@@ -34,6 +34,7 @@ mod surface;
 mod threads;
 mod told;
 mod unread;
+mod uring;
 mod waiting;
 
 use crate::args::Args;
@@ -68,6 +69,7 @@ fn all() -> Vec<Check> {
         bulk::CHECKS,
         dialled::CHECKS,
         found::CHECKS,
+        uring::CHECKS,
         surface::CHECKS,
         corks::CHECKS,
         environs::CHECKS,
