@@ -357,14 +357,23 @@ pub fn set_linger(fd: RawFd, on: bool, secs: c_int) -> R<()> {
     setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, l)
 }
 
+/// States of the kernel's TCP in which an end has been sent that is not acknowledged: FIN_WAIT1, LAST_ACK, CLOSING
+/// (include/net/tcp_states.h).
+pub const TCP_ENDS_ON_THEIR_WAY: [u8; 3] = [4, 9, 11];
+
 /// Whether the kernel has a peer that has answered.
 pub fn tcp_is_connected(fd: RawFd) -> R<bool> {
     const ESTABLISHED: u8 = 1;
+    Ok(tcp_state(fd)? == ESTABLISHED)
+}
+
+/// The state of the kernel's TCP.
+pub fn tcp_state(fd: RawFd) -> R<u8> {
     let mut state = 0u8;
     let mut n = 1 as libc::socklen_t;
     // SAFETY: a byte, which `struct tcp_info` begins with, and its length, valid for writes.
     int(unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &mut n) })?;
-    Ok(state == ESTABLISHED)
+    Ok(state)
 }
 
 /// Bytes that the kernel's TCP has sent and received on a socket (`TCP_INFO`'s

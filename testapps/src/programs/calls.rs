@@ -124,6 +124,7 @@ pub fn act(c: &Cmd) -> Reply {
         Op::OtherWrite => size(sys::write(fd, &vec![7; a[1] as usize])),
         Op::OtherRead => size(sys::read(fd, &mut vec![0; a[1] as usize])),
         Op::Settle => settle(fd, a[1], a[2] != 0, a[3] != 0),
+        Op::Acked => acked(fd),
         Op::Sendfile => sendfile(a),
         Op::Splice => splice(a),
         Op::Fill => fill(a),
@@ -339,6 +340,16 @@ fn settle(fd: RawFd, bytes: i64, rdhup: bool, hup: bool) -> Reply {
         }
         std::thread::sleep(Duration::from_micros(if begin.elapsed().as_millis() < 2 { 20 } else { 300 }));
     }
+}
+
+/// Waits until no end of the stream is on its way to the peer. (On a ring it is so at once.)
+fn acked(fd: RawFd) -> Reply {
+    const LONGEST: Duration = Duration::from_millis(100);
+    let begin = Instant::now();
+    while sys::tcp_state(fd).is_ok_and(|s| sys::TCP_ENDS_ON_THEIR_WAY.contains(&s)) && begin.elapsed() < LONGEST {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Reply::default()
 }
 
 fn sendfile(a: &[i64]) -> Reply {

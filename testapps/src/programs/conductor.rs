@@ -277,6 +277,12 @@ impl Run {
     pub fn settle(&mut self) -> Result<(), Stop> {
         for e in 0..self.model.ends.len() {
             let end = self.model.ends[e].clone();
+            if end.unacked && end.watched && !end.closed {
+                self.model.ends[e].unacked = false;
+                if let Some((p, fd)) = self.holder(e) {
+                    self.quiet(p, 0, &Cmd::new(Op::Acked, &[fd as i64]))?;
+                }
+            }
             if !end.dirty || end.closed || end.full || self.model.ends[e ^ 1].full {
                 continue;
             }

@@ -38,6 +38,8 @@ pub struct End {
     pub sleeper: Option<i64>,
     /// It was given to an epoll set.
     pub watched: bool,
+    /// Its end may not be acknowledged yet. When it is, at any time within 40 ms, the kernel makes an edge.
+    pub unacked: bool,
 }
 
 impl End {
@@ -158,6 +160,7 @@ impl Model {
         }
         if how != libc::SHUT_RD && !end.shut_wr {
             end.shut_wr = true;
+            end.unacked = true;
             if !end.reset {
                 self.fin(peer(e));
             }

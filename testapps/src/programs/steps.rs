@@ -126,6 +126,11 @@ impl Run {
     pub fn do_shutdown(&mut self, rng: &mut Rng) -> Done {
         let Some(at) = self.any_end(rng, |_| true) else { return Ok(false) };
         let how = rng.below(3) as i64;
+        // Whoever sleeps is told of the end before it is acknowledged, and of that no more.
+        let sleepers = self.procs.iter().flat_map(|p| p.sleepers.iter().flatten());
+        if self.model.ends[at.e].watched && sleepers.into_iter().any(|s| s.set.is_some()) {
+            return Ok(false);
+        }
         let lane = self.lane(at.p, rng);
         let r = self.tell(at.p, lane, &Cmd::new(Op::Shutdown, &[at.fd as i64, how]))?;
         if r.ret == 0 {

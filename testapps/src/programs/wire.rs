@@ -56,6 +56,8 @@ pub enum Op {
     OtherRead,
     /// Waits until (0) has (1) bytes to read, an end of the stream or not (2), a hang-up or not (3).
     Settle,
+    /// Waits until the end of the stream that was sent on (0) is acknowledged.
+    Acked,
     /// Forks; the child is process (0).
     Fork,
     /// Waits for the end of process id (0).
