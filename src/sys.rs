@@ -149,6 +149,13 @@ pub fn is_tcp_ended(fd: c_int) -> bool {
     tcp_state(fd).is_some_and(|s| !OPEN.contains(&s))
 }
 
+/// Whether the peer's end of the stream has not come.
+pub fn is_tcp_to_be_ended(fd: c_int) -> bool {
+    /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1` and `TCP_FIN_WAIT2`.
+    const OPEN: [u8; 3] = [1, 4, 5];
+    tcp_state(fd).is_some_and(|s| OPEN.contains(&s))
+}
+
 /// An `int` that an ioctl reports.
 pub fn ioctl_int(fd: c_int, req: u64) -> SysResult<c_int> {
     let mut v: c_int = 0;

@@ -27,7 +27,10 @@ impl Conn {
             let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(i32::MAX);
             there == 0 || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).is_ok_and(|all| there < all / 4)
         };
-        self.fin_seen() && has_room() && sys::poll_now(fd, libc::POLLRDHUP) == 0
+        // What we have shut ourselves looks to `poll` like that end.
+        let is_to_come =
+            || sys::poll_now(fd, libc::POLLRDHUP) == 0 || self.has_ended(END_RDSHUT) && sys::is_tcp_to_be_ended(fd);
+        self.fin_seen() && has_room() && is_to_come()
     }
 
     /// Whether a receive would find `want` bytes now, or an end. Looks into the kernel where the bytes still come from TCP.

@@ -172,19 +172,32 @@ fn a_reset_that_was_told_is_no_error_any_more() {
     assert_eq!((r.conn.readiness(0), r.conn.take_error()), (libc::EPOLLHUP as u32, 0));
 }
 
-/// The peer has shut both directions, and is still to come back: its kernel refuses what is sent, and not before.
+/// The peer has shut both directions, and is still to come back: its kernel refuses what is sent, and not before. It is so for
+/// who has shut the other direction, of whose kernel's socket `poll` says the same.
 #[test]
 fn what_is_refused_waits_for_the_kernel_that_refuses_it() {
-    let mut r = OnRing::resumed();
-    r.slot.flags.fetch_or(FIN | RDSHUT, SeqCst);
-    assert!(matches!(r.put(), Put::Busy), "it was sent, or the connection was reset");
-    assert!(!r.conn.writable());
-    r.theirs.write_all(&Frame::Resume { from: 0, until: 0 }.encode()).unwrap();
-    r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
-    settle(r.conn, libc::POLLRDHUP);
-    pump::run(&mut r.conn.lock_both());
-    // By now the background thread may have made it the kernel's.
-    assert!(matches!(r.put(), Put::Sent(1) | Put::Gone));
+    for shut_here in [false, true] {
+        let mut r = OnRing::resumed();
+        let fd = r.ours.as_raw_fd();
+        r.slot.flags.fetch_or(FIN | RDSHUT, SeqCst);
+        if shut_here {
+            r.conn.end.fetch_or(END_RDSHUT, SeqCst);
+            r.ours.shutdown(std::net::Shutdown::Read).unwrap();
+        }
+        assert!(matches!(r.put(), Put::Busy), "it was sent, or the connection was reset");
+        assert!(!r.conn.writable());
+        r.theirs.write_all(&Frame::Resume { from: 0, until: 0 }.encode()).unwrap();
+        settle(r.conn, libc::POLLIN);
+        pump::run(&mut r.conn.lock_both());
+        assert!(matches!(r.put(), Put::Busy), "the peer's kernel has not ended");
+        r.theirs.shutdown(std::net::Shutdown::Both).unwrap();
+        while sys::is_tcp_to_be_ended(fd) {
+            std::thread::yield_now();
+        }
+        pump::run(&mut r.conn.lock_both());
+        // By now the background thread may have made it the kernel's.
+        assert!(matches!(r.put(), Put::Sent(1) | Put::Gone));
+    }
 }
 
 /// The kernel's socket has room: its call would have ended before the handler ran.
