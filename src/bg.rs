@@ -638,6 +638,8 @@ impl Bg {
             epoll::fd_closed(conn);
             if shared && home {
                 if visit::has_rest(&b) {
+                    // Others may be programs that know nothing of us.
+                    options::give_lowat(conn, conn.local().fd.load(Relaxed));
                     visit::shut_kernels(conn);
                 }
                 self.detach(&mut b, conn);

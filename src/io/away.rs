@@ -31,6 +31,13 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     if visit::is_regained(conn) {
         return Step::Again;
     }
+    if !conn.is_mapped() && (conn.is_aborted() || conn.peer_closed() || sys::poll_now(fd, 0) & libc::POLLHUP != 0) {
+        // All has come that will, and one receive gives it, though some is on a ring.
+        visit::settle(conn);
+        if conn.phase() != Phase::Away {
+            return Step::Again;
+        }
+    }
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     let least = conn.least(flags, call.may_wait, b.len() + b.skip);

@@ -3,6 +3,7 @@
 use super::cx::{between, goes_by_rdma, Cx, Op, Res};
 use super::procs::{child, reap};
 use super::sets::bring_home;
+use super::surface::hidden;
 use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, same, sys, util};
@@ -28,6 +29,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-asks-for-room-only", low_water_of_others),
     ("set-that-waits-for-more-after-a-return", low_water_after_a_return),
     ("set-told-of-low-water-by-a-child", low_water_by_a_child),
+    ("low-water-of-who-has-closed", low_water_left),
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-once-it-was-told", told_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
@@ -349,6 +351,24 @@ fn low_water_after_a_return(cx: &mut Cx) -> Res {
         cx.leave_tcp()?;
     }
     Ok(())
+}
+
+/// The kernel, which alone knows what is left to others, knows how many bytes wake them.
+fn low_water_left(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    sys::setsockopt(cx.fd, SOL_SOCKET, SO_RCVLOWAT, 500i32)?;
+    let fd = cx.fd;
+    let later = Later::fork(|| {
+        // What the ends say to each other on the way home is shorter, too.
+        util::pause_ms(300);
+        for _ in 0..10 {
+            ensure!(!hidden::poll(fd, POLLIN, 10), "few bytes wake who polls by the kernel alone");
+        }
+        Ok(())
+    })?;
+    put_away(cx.fd)?;
+    later.run()
 }
 
 fn low_water_by_a_child(cx: &mut Cx) -> Res {
