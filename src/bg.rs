@@ -31,6 +31,7 @@ mod unread;
 mod unseen;
 mod unused;
 mod upgrade;
+mod uring;
 mod verbs;
 
 pub use life::{bear, end, entries, is_only_other, is_there};

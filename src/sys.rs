@@ -149,6 +149,15 @@ pub fn is_tcp_ended(fd: c_int) -> bool {
     tcp_state(fd).is_some_and(|s| !OPEN.contains(&s))
 }
 
+/// Whether an fd is a socket.
+pub fn is_socket(fd: c_int) -> bool {
+    let mut st = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: `st` has room for what the kernel writes; all zeroes is a valid one.
+    unsafe {
+        sys!(libc::SYS_fstat, fd, st.as_mut_ptr()).is_ok() && st.assume_init().st_mode & libc::S_IFMT == libc::S_IFSOCK
+    }
+}
+
 /// Whether the peer's end of the stream has not come.
 pub fn is_tcp_to_be_ended(fd: c_int) -> bool {
     /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1` and `TCP_FIN_WAIT2`.

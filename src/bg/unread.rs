@@ -3,7 +3,7 @@
 //! A program that has only ever been seen to block in libc, and was never told `EAGAIN` (see [`sight`]), may come to wait for the
 //! next bytes by a system call of its own. Nothing tells of that. So twice a second, as long as anything is on a ring,
 //! connections are looked for that have something to be read and nobody who waits for it in sight. If a thread of the process
-//! sleeps in the kernel for one of them, or in an io_uring, it returns to TCP, where the kernel wakes that thread. (Not if it
+//! sleeps in the kernel for one of them, or in an io_uring that is used for sockets, it returns to TCP, where the kernel wakes that thread. (Not if it
 //! receives by such a call: it would get what the ends say to each other on the way.)
 
 use super::*;
@@ -15,6 +15,8 @@ const EACH_NS: i64 = 500 * MS;
 const LONGEST_NS: i64 = 8_000 * MS;
 /// Threads are looked at for at most a twentieth of the time.
 const SHARE: i64 = 20;
+/// `IORING_ENTER_REGISTERED_RING`
+const ENTER_REGISTERED_RING: usize = 16;
 /// So many fds of one call are looked at.
 const MOST_POLLED: usize = 4096;
 
@@ -73,6 +75,7 @@ enum Wait {
     Fd(c_int),
     Set(c_int),
     /// What an io_uring was asked to wait for nobody can see.
+    Uring(c_int),
     Anything,
 }
 
@@ -101,7 +104,9 @@ fn fds_of(number: c_long, args: [usize; 6], events: i16) -> Vec<Wait> {
         return vec![Wait::Set(args[0] as c_int)];
     }
     if number == libc::SYS_io_uring_enter {
-        return vec![Wait::Anything];
+        // By its number among those that the process has registered it is not known.
+        let registered = args[3] & ENTER_REGISTERED_RING != 0;
+        return vec![if registered { Wait::Anything } else { Wait::Uring(args[0] as c_int) }];
     }
     if POLLS.contains(&number) {
         const EACH: usize = size_of::<pollfd>();
@@ -160,6 +165,7 @@ impl Wait {
         match *self {
             Wait::Fd(fd) => table::is(fd, conn),
             Wait::Set(set) => unseen::contains(set, conn),
+            Wait::Uring(fd) => uring::is_for_sockets(fd),
             Wait::Anything => true,
         }
     }
@@ -262,7 +268,8 @@ mod tests {
         });
         assert!(all.contains(&Wait::Fd(fd)), "select: {all:?} without {fd}");
         assert_eq!(fds_of(libc::SYS_epoll_pwait, [7, 1, 2, 3, 4, 5], TO_READ), [Wait::Set(7)]);
-        assert_eq!(fds_of(libc::SYS_io_uring_enter, [7, 1, 2, 3, 4, 5], TO_READ), [Wait::Anything]);
+        assert_eq!(fds_of(libc::SYS_io_uring_enter, [7, 1, 2, 1, 4, 5], TO_READ), [Wait::Uring(7)]);
+        assert_eq!(fds_of(libc::SYS_io_uring_enter, [7, 1, 2, 17, 4, 5], TO_READ), [Wait::Anything]);
         assert_eq!(fds_of(libc::SYS_futex, [7, 1, 2, 3, 4, 5], TO_READ), []);
     }
 

@@ -1,8 +1,9 @@
 //! Epoll sets, and io_urings, that the library knows nothing of, because the program makes and fills them by system calls of
 //! its own (Rust's `rustix`, for one, and liburing). A connection in such a set must stay on TCP: there the program would be
-//! woken by marks, and not by what comes on a ring. So must all of a program that has an io_uring: what it asks of that nobody
-//! can see.
+//! woken by marks, and not by what comes on a ring. So must all of a program that uses an io_uring for sockets: what it asks of
+//! that nobody can see.
 
+use super::uring;
 use crate::config::Text;
 use crate::conn::Conn;
 use crate::sync::now_ns;
@@ -28,6 +29,8 @@ const MOMENT_NS: i64 = 5_000_000;
 #[derive(Default)]
 pub(super) struct Unseen {
     sets: Vec<c_int>,
+    urings: Vec<c_int>,
+    /// One of these is used for sockets.
     has_uring: bool,
     /// When that began and ended.
     began: i64,
@@ -56,8 +59,9 @@ impl Unseen {
 
     fn list(&mut self) {
         self.sets.clear();
-        self.has_uring = false;
+        self.urings.clear();
         crate::desk::run(|| self.gather());
+        self.has_uring = self.urings.iter().any(|fd| uring::is_for_sockets(*fd));
     }
 
     fn gather(&mut self) {
@@ -66,9 +70,9 @@ impl Unseen {
             if known {
                 return;
             }
-            match what_is(dir, fd) {
+            match what_is(dir, format_args!("{fd}")) {
                 What::Set => self.sets.push(fd),
-                What::Uring => self.has_uring = true,
+                What::Uring => self.urings.push(fd),
                 What::Other => {}
             }
         });
@@ -80,16 +84,22 @@ fn next_after(next: i64, began: i64, now: i64) -> i64 {
     (next.max(began - BURST_NS) + (now - began) * SHARE).min(now + LONGEST_NS)
 }
 
+#[derive(PartialEq)]
 enum What {
     Set,
     Uring,
     Other,
 }
 
-/// What the fd is that the list of fds `dir` has.
-fn what_is(dir: c_int, fd: c_int) -> What {
-    let mut name = Text::<16>::EMPTY;
-    let _ = write!(name, "{fd}");
+/// Whether it is an io_uring.
+pub(super) fn is_uring(fd: c_int) -> bool {
+    what_is(libc::AT_FDCWD, format_args!("/proc/self/fd/{fd}")) == What::Uring
+}
+
+/// What the fd is that a list of fds has as `link`, in the folder `dir`.
+fn what_is(dir: c_int, link: core::fmt::Arguments) -> What {
+    let mut name = Text::<32>::EMPTY;
+    let _ = name.write_fmt(link);
     let mut to = [0u8; SET.len() + 1];
     // SAFETY: the name ends with NUL; `to` has room.
     let n = unsafe { sys!(libc::SYS_readlinkat, dir, name.as_bytes_with_nul().as_ptr(), to.as_mut_ptr(), to.len()) };
@@ -144,23 +154,40 @@ mod tests {
 
     /// A kernel, or who guards it, may have none.
     #[test]
-    fn who_has_an_io_uring_may_wait_there_for_anything() {
+    fn who_uses_an_io_uring_for_sockets_may_wait_there_for_anything() {
+        const SHARED: c_int = libc::MAP_SHARED;
+        const SQES: usize = 0x1000_0000;
+        const READ: u8 = 22;
+        const RECV: u8 = 27;
         let _one = ONE.lock();
         let (conn, _ours, _theirs) = crate::io::tests::armed(Box::leak(Box::default()));
-        let mut u = Unseen::default();
+        let mut u = Unseen { began: i64::MAX, next: i64::MAX, ..Unseen::default() };
+        let mut has = || {
+            u.list();
+            u.has(conn, 0)
+        };
         let mut params = [0u64; 64];
         // SAFETY: the parameters are larger than the kernel's.
-        let uring = unsafe { sys!(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) };
-        u.list();
-        assert_eq!(u.has_uring, uring.is_ok());
-        u.began = i64::MAX;
-        u.next = i64::MAX;
-        assert_eq!(u.has(conn, 0), Ok(uring.is_ok()));
-        if let Ok(fd) = uring {
-            crate::sys::close(fd as c_int);
-            u.list();
-            assert_eq!(u.has(conn, 0), Ok(false));
-        }
+        let Ok(fd) = (unsafe { sys!(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) }) else { return };
+        assert_eq!(has(), Ok(false), "nothing was asked of it");
+        // SAFETY: a new mapping.
+        let at =
+            unsafe { sys!(libc::SYS_mmap, 0, 4 * 64, libc::PROT_READ | libc::PROT_WRITE, SHARED, fd, SQES) }.unwrap();
+        let ask = |entry: usize, op: u8| {
+            // SAFETY: one of four entries, which nobody else uses. (Of no fd that is open.)
+            unsafe {
+                ((at + entry * 64 + 4) as *mut c_int).write_volatile(-1);
+                ((at + entry * 64) as *mut u8).write_volatile(op);
+            }
+        };
+        ask(0, READ);
+        assert_eq!(has(), Ok(false), "files");
+        ask(3, RECV);
+        assert_eq!(has(), Ok(true), "sockets");
+        crate::sys::close(fd as c_int);
+        assert_eq!(has(), Ok(false));
+        // SAFETY: what was mapped above.
+        let _ = unsafe { sys!(libc::SYS_munmap, at, 4 * 64) };
     }
 
     #[test]

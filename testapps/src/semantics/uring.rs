@@ -4,18 +4,23 @@ use super::cx::{untried, Cx, Res, Why};
 use super::found::{has_left, pair};
 use super::surface::hidden;
 use super::Check;
-use crate::{ensure, same, sys, util};
+use crate::{ensure, more, same, sys, util};
 use libc::POLLIN;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 /// The checks of this file.
-pub const CHECKS: &[Check] = &[("io-uring-out-of-sight", before), ("io-uring-out-of-sight-for-what-has-left", after)];
+pub const CHECKS: &[Check] = &[
+    ("io-uring-out-of-sight", before),
+    ("io-uring-out-of-sight-for-what-has-left", after),
+    ("io-uring-out-of-sight-for-files", files),
+];
 
 // What the kernel's include/uapi/linux/io_uring.h says.
 const OFF_SQES: libc::off_t = 0x1000_0000;
 const ENTER_GETEVENTS: usize = 1;
 const OP_POLL_ADD: u8 = 6;
+const OP_READ: u8 = 22;
 const OP_RECV: u8 = 27;
 const SQE_BYTES: usize = 64;
 
@@ -96,16 +101,19 @@ impl Drop for Uring {
     }
 }
 
-/// A program that sets one up, and then uses a connection for long by libc alone, blocks there, and then receives by that.
+/// A program that sets one up for sockets, then uses a connection for long by libc alone, blocks there, and then receives by
+/// that again.
 fn before(cx: &mut Cx) -> Res {
     let uring = match Uring::new() {
         Ok(u) => u,
         Err(why) => return untried(&why),
     };
     let (a, b) = pair()?;
-    has_left(a, b, 20)?;
     for i in 0..10 {
         let mut buf = [0; 40];
+        if i == 1 {
+            has_left(a, b, 20)?;
+        }
         sys::write_all(a, &[i; 40])?;
         if i % 2 == 0 {
             same!(
@@ -120,6 +128,27 @@ fn before(cx: &mut Cx) -> Res {
     drop(uring);
     sys::close(a)?;
     sys::close(b)?;
+    cx.warm(4, 0)
+}
+
+/// A program that reads files by one, as databases do, has its connections on rings all the same.
+fn files(cx: &mut Cx) -> Res {
+    let uring = match Uring::new() {
+        Ok(u) => u,
+        Err(why) => return untried(&why),
+    };
+    let file = more::memfile(&[7; 40])?;
+    let mut buf = [0; 40];
+    match uring.ask(OP_READ, file, &mut buf, 0)? {
+        40 => same!(buf, [7; 40], "bytes of the file"),
+        r => return untried(&format!("IORING_OP_READ: {}", sys::strerror(-r))),
+    }
+    let (a, b) = pair()?;
+    let left = has_left(a, b, if cx.is_to_leave() { 200 } else { 1 })?;
+    ensure!(left || !cx.is_to_leave(), "the connection has not left TCP");
+    for fd in [file, a, b] {
+        sys::close(fd)?;
+    }
     cx.warm(4, 0)
 }
 
