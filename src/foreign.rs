@@ -20,10 +20,11 @@ use libc::{c_char, c_int, socklen_t};
 
 mod ask;
 use ask::{ask, Answer, PATIENCE};
-pub use ask::{HOME, WAIT, WAIT_NS};
+pub use ask::{FOR_GOOD, HOME, WAIT, WAIT_NS};
 
 /// Owner of such a record: no process (`process::life` is odd).
 pub const FOREIGN: u32 = 2;
+const WHILE_WE_LIVE: u64 = 0;
 /// How far up a process is looked for.
 const GENERATIONS: u32 = 8;
 
@@ -94,7 +95,7 @@ pub fn fetch(c: &Conn) {
     let fd = c.local().fd.load(Relaxed);
     // An ancestor that does not listen yet may have it moved as soon as it does. It looks for the sign first.
     put_up_sign(c, fd);
-    match ask_ancestors(fd, true) {
+    match ask_ancestors(fd, WHILE_WE_LIVE, true) {
         Answer::Home => take_down_sign(c),
         Answer::Lost => {
             // What is in its stream may be frames.
@@ -111,6 +112,13 @@ pub fn fetch(c: &Conn) {
         c.set_tcp_counts(counts);
     }
     c.set_phase(Phase::Plain);
+}
+
+/// Before it is passed to others, of whom its ancestors know nothing: whoever had it on its rings moves it never again.
+pub fn hand_on(c: &Conn) {
+    if c.came_by_exec() {
+        ask_ancestors(c.local().fd.load(Relaxed), FOR_GOOD, true);
+    }
 }
 
 /// How many images at a time can say that they use one socket.
@@ -199,9 +207,10 @@ fn is_fetched_soon(c: &Conn) -> bool {
     true
 }
 
-/// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live.
-fn ask_ancestors(fd: c_int, patient: bool) -> Answer {
-    let Some(cookie) = cookie(fd) else { return Answer::Nothing };
+/// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live, or
+/// [`FOR_GOOD`].
+fn ask_ancestors(fd: c_int, how_long: u64, patient: bool) -> Answer {
+    let Some(cookie) = cookie(fd).map(|c| c | how_long) else { return Answer::Nothing };
     // Who cannot ask cannot know.
     let _room = Room::make();
     // SAFETY: no preconditions.
@@ -262,7 +271,7 @@ pub fn renumbered(fd: c_int) {
     }
     let _room = Room::make();
     count_in(fd, false);
-    if ask_ancestors(fd, true) == Answer::Lost {
+    if ask_ancestors(fd, WHILE_WE_LIVE, true) == Answer::Lost {
         // What is in its stream may be frames.
         pump::disconnect_number(fd);
     }
@@ -290,7 +299,7 @@ pub unsafe fn prepare(path: *const c_char, envp: *const *const c_char) {
         if flags & libc::FD_CLOEXEC as usize == 0 && is_tcp(fd) && rv::is_or_was_one(fd) {
             // In this order: either the owner sees it, or can be asked.
             count_in(fd, asks);
-            if !asks && ask_ancestors(fd, false) == Answer::Nothing {
+            if !asks && ask_ancestors(fd, WHILE_WE_LIVE, false) == Answer::Nothing {
                 // Nobody who can be asked yet. Until the image is there, and can be told by what it is ([`is_stranger`]).
                 table::conn(fd).into_iter().for_each(|c| put_up_sign(c, fd));
             }

@@ -800,7 +800,10 @@ pub unsafe fn passing_fds(msg: *const libc::msghdr) {
         return;
     }
     let share = |fd| match table::conn(fd) {
-        Some(conn) => give_up(conn, Why::Shared),
+        Some(conn) => {
+            crate::foreign::hand_on(conn);
+            give_up(conn, Why::Shared);
+        }
         None => early::shared(fd),
     };
     // SAFETY: it was just looked for.

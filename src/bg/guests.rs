@@ -51,7 +51,7 @@ impl Bg {
         if let Some(o) = order::decode(&words).filter(|_| n == Ok(16)) {
             return self.ordered(fd, o);
         }
-        let cookie = words[0];
+        let (cookie, for_good) = (words[0] & !foreign::FOR_GOOD, words[0] & foreign::FOR_GOOD != 0);
         let mut found = None;
         if n == Ok(8) && self.guests.get(&fd).is_some_and(|g| g.conn.is_none()) {
             arena::each(|c| {
@@ -74,9 +74,20 @@ impl Bg {
                 conn.holders.remove_if_there(pid);
                 conn.holders.add(pid);
             }
-            if conn.phase() == Phase::Managed {
-                conn.bequeathed.store(true, SeqCst);
-                pump::hurry(&mut b);
+            if for_good {
+                conn.for_good.store(true, Relaxed);
+                conn.next_try.store(u32::MAX, Relaxed);
+            }
+            match conn.phase() {
+                Phase::Managed => {
+                    conn.bequeathed.store(true, SeqCst);
+                    pump::hurry(&mut b);
+                }
+                Phase::Raw if for_good => {
+                    conn.set_phase(Phase::Plain);
+                    conn.why(Why::Shared);
+                }
+                _ => {}
             }
         }
         self.guests.insert(fd, Guest { conn: Some(Known { conn, gen: conn.gen.load(Relaxed) }), told: 0 });

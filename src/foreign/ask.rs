@@ -7,6 +7,8 @@ use crate::poll;
 pub static HOME: u8 = b'y';
 /// It is there, and not home yet.
 pub static WAIT: u8 = b'w';
+/// Added to a cookie: not only while the asking process lives. (The kernel counts cookies from 1.)
+pub const FOR_GOOD: u64 = 1 << 63;
 /// Who works on it says so this often.
 pub const WAIT_NS: i64 = 1_000_000_000;
 

@@ -7,7 +7,7 @@ use super::procs::{bye, child, reap};
 use super::Check;
 use crate::start::{become_program, environ};
 pub(super) use crate::start::{start, start_with, How};
-use crate::{ensure, same, sys};
+use crate::{ensure, more, same, sys};
 use libc::c_int;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
@@ -40,6 +40,7 @@ pub const CHECKS: &[Check] = &[
     ("image-that-asks-for-an-error-spawn", |cx| asks_for_an_error(cx, How::Spawn)),
     ("image-that-does-not-block", |cx| does_not_block(cx, &["/usr/bin/python3", "-c"])),
     ("image-that-does-not-block-bare", |cx| does_not_block(cx, &["/usr/bin/env", "-u", "LD_PRELOAD", "python3", "-c"])),
+    ("image-that-passes-it-on", passes_on),
     ("image-of-what-we-have-closed", |cx| closed_behind(cx, How::Fork)),
     ("image-of-what-we-have-closed-vfork", |cx| closed_behind(cx, How::Vfork)),
     ("image-of-what-we-have-closed-spawn", |cx| closed_behind(cx, How::Spawn)),
@@ -164,6 +165,30 @@ fn needs(program: &str) -> Res {
         return untried(&format!("no {program}"));
     }
     Ok(())
+}
+
+/// A program passes on what it has inherited, and ends. Whoever has it now is none that we know of.
+fn passes_on(cx: &mut Cx) -> Res {
+    needs("/usr/bin/python3")?;
+    const BOX: RawFd = 58;
+    let script = format!("import socket; socket.send_fds(socket.socket(fileno={BOX}), [b'x'], [{NUMBER}])");
+    let (here, there) = sys::socketpair()?;
+    sys::dup2(cx.fd, NUMBER)?;
+    sys::dup2(there, BOX)?;
+    let pid = start(How::Spawn, &["/usr/bin/python3", "-c", &script], 1)?;
+    same!(sys::waitpid(pid)?, 0, "the program");
+    let other = more::recv_fd(here)?;
+    [NUMBER, BOX, here, there].into_iter().try_for_each(sys::close)?;
+    for round in 0..4 {
+        cx.warm(100, 4)?;
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        let mut b = [0; 10];
+        same!(sys::recv(other, &mut b, libc::MSG_DONTWAIT), Ok(10), "a receive by the other number, round {round}");
+        cx.take(&b)?;
+    }
+    sys::close(other)?;
+    cx.warm(4, 0)
 }
 
 /// A program, which may not be preloaded, has what we wait for not block, or not for long.
