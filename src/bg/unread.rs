@@ -3,8 +3,8 @@
 //! A program that has only ever been seen to block in libc, and was never told `EAGAIN` (see [`sight`]), may come to wait for the
 //! next bytes by a system call of its own. Nothing tells of that. So twice a second, as long as anything is on a ring,
 //! connections are looked for that have something to be read and nobody who waits for it in sight. If a thread of the process
-//! sleeps in the kernel for one of them, or in an io_uring that is used for sockets, it returns to TCP, where the kernel wakes that thread. (Not if it
-//! receives by such a call: it would get what the ends say to each other on the way.)
+//! sleeps in the kernel for one of them, or in an io_uring that is used for sockets, it returns to TCP, where the kernel wakes
+//! that thread. (Not if it receives by such a call: it would get what the ends say to each other on the way.)
 
 use super::*;
 use crate::numbers;
