@@ -94,8 +94,9 @@ impl Set {
             i.told = Told::NOTHING;
             self.unmute(i);
         }
-        // Room may be told of because of what this library sends, and an end because it shuts the kernel's socket.
-        let kernels = !i.conn.has_ended(END_WRSHUT | END_RDSHUT) || sys::is_tcp_ended(fd);
+        // Room may be told of because of what this library sends, and an end because it shuts the kernel's socket, and once more
+        // when the peer's kernel acknowledges that.
+        let kernels = !i.conn.has_ended(END_WRSHUT | END_RDSHUT) || sys::is_tcp_end_acknowledged(fd);
         if i.events & libc::EPOLLOUT as u32 == 0 && kernels && rendezvous::received(fd) == Some(was) {
             self.unmute(i);
         }
