@@ -1,6 +1,7 @@
 //! What other projects' test suites found, on connections of their own that are new when they begin.
 
 use super::cx::{Cx, Op, Res, Why};
+use super::surface::hidden;
 use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
@@ -63,20 +64,8 @@ pub(super) fn has_left(a: RawFd, b: RawFd, times: usize) -> Result<bool, Why> {
 
 /// A system call that no library sees.
 fn own_call(n: libc::c_long, a: usize, b: usize, c: usize, d: usize) -> isize {
-    let ret: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the system call convention; the callers pass what the call expects.
-    unsafe {
-        std::arch::asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
-            in("r10") d, in("r8") 0usize, in("r9") 0usize, lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("svc 0", in("x8") n, inlateout("x0") a as isize => ret, in("x1") b, in("x2") c,
-            in("x3") d, in("x4") 0usize, in("x5") 0usize, options(nostack));
-    }
-    ret
+    // SAFETY: the callers pass what the call expects.
+    unsafe { hidden::call(n, [a, b, c, d, 0, 0]) }
 }
 
 /// A program that reads and writes by libc, and blocks there, but has an epoll set made by its own system calls.
