@@ -519,11 +519,21 @@ fn receive(b: &mut Both, fd: i32) -> bool {
     }
     match b.sw().rx() {
         RxPath::Ring | RxPath::Returning if b.sw().back_want() > 0 => take_back(b, fd),
-        // The kernel refuses it when the socket is closed, which is now.
-        RxPath::Ring if b.is_sent_late() => false,
         RxPath::Ring | RxPath::Returning => {
             let mut buf = [0u8; FRAME_LEN];
-            let want = b.sw().control_want();
+            let mut want = b.sw().control_want();
+            if conn.own().is_some_and(|own| own.flags.load(SeqCst) & CLOSED != 0) {
+                // What is no frame is to stay there: the kernel refuses it when the socket is closed, which is now. It may come
+                // just now, so nothing is taken that was not there before it was asked what it is.
+                // SAFETY: `buf` has room.
+                match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), want, QUIET | libc::MSG_PEEK) } {
+                    Ok(n) if n > 0 && b.is_sent_late() => return false,
+                    Ok(n) if n > 0 => want = n,
+                    Err(libc::EAGAIN | libc::EINTR) => return false,
+                    // An end, or an error.
+                    _ => {}
+                }
+            }
             // SAFETY: `buf` has room.
             match unsafe { sys::recv(fd, buf.as_mut_ptr().cast(), want, QUIET) } {
                 Ok(0) => return ended(b, 0),

@@ -314,7 +314,37 @@ fn what_comes_after_a_close_is_refused_behind_the_end() {
     }
 }
 
-/// ... but not while the kernel still has bytes that stand before the end: the reset discards them, and their reader must
+/// ... whenever it comes: also while this end looks for a frame.
+#[test]
+fn what_comes_after_a_close_is_never_taken() {
+    for round in 0..400 {
+        let (slot, own): (&Slot, &Slot) = (Box::leak(Box::default()), Box::leak(Box::default()));
+        let (conn, ours, mut theirs) = armed(slot);
+        let fd = ours.as_raw_fd();
+        theirs.set_nodelay(true).unwrap();
+        conn.attach(None, 0, own);
+        conn.attach_peer(0, slot);
+        arrive(conn, &mut theirs, &wire::mark(&NONCE));
+        pump::run(&mut conn.lock_both());
+        assert_eq!(conn.lock_rx().path(), RxPath::Ring);
+        own.flags.fetch_or(CLOSED, SeqCst);
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_micros(20 + round % 7));
+            theirs.write_all(b"late").unwrap();
+            theirs
+        });
+        while !late.is_finished() {
+            pump::run(&mut conn.lock_both());
+        }
+        let theirs = late.join().unwrap();
+        settle(conn, libc::POLLIN);
+        assert_eq!(sys::ioctl_int(fd, libc::FIONREAD), Ok(4), "round {round}");
+        conn.set_phase(Phase::Closed);
+        drop((ours, theirs));
+    }
+}
+
+/// There is no such end while the kernel still has bytes that stand before it: the reset discards them, and their reader must
 /// not find a proper end.
 #[test]
 fn what_comes_after_a_close_before_all_has_arrived_is_a_reset() {
