@@ -13,7 +13,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 mod leave;
-use leave::{await_home, await_parents, hand_over, leave, leave_to_kernel, reset_abroad, PATIENCE_NS};
+use leave::{await_home, await_parents, give_lowat, hand_over, leave, leave_to_kernel, reset_abroad, PATIENCE_NS};
 pub use leave::{await_let_go, give_up, give_up_all, no_more_rings, reset_doomed, rings_allowed};
 
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -456,6 +456,7 @@ pub fn exec_prepare() {
                 if !closes {
                     hand_over(c, until);
                     reset_abroad(c);
+                    give_lowat(c);
                 }
             }
         });

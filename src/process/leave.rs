@@ -6,7 +6,7 @@ use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::sys;
-use crate::{pump, table, visit};
+use crate::{options, pump, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
 
 /// How long a return is waited for, if otherwise the connection must be reset. A peer that is stopped, or does not read, may
@@ -204,6 +204,15 @@ pub(super) fn hand_over(c: &'static Conn, until: i64) {
     if has_no_way_home(c) {
         c.bequeathed.store(true, SeqCst);
         await_kernels(c, || c.bequeathed.load(SeqCst), until);
+    }
+}
+
+/// An image is about to have its socket, and there the kernel alone polls and answers: `SO_RCVLOWAT` is the program's again, if
+/// the background thread has not come to that, and all is there that was in a ring.
+pub(super) fn give_lowat(c: &Conn) {
+    let b = c.lock_both();
+    if c.phase() == Phase::Managed && visit::has_rest(&b) {
+        options::give_lowat(c, c.local().fd.load(Relaxed));
     }
 }
 
