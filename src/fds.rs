@@ -487,7 +487,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
         || c.peer_closed() && c.kernel_hangup() & libc::EPOLLHUP as u32 != 0
         // (What the peer says of its end may come later than its kernel's word.)
         || c.has_ended(END_WRSHUT) && sys::is_tcp_closed(fd)
-        || visit::is_home(&mut b) && sys::is_tcp_closed(fd)
+        || (visit::is_home(&mut b) || c.peer().is_none()) && sys::is_tcp_closed(fd)
     {
         // The kernel wakes all who wait for the socket all the same.
         c.kicks.fetch_add(1, SeqCst);

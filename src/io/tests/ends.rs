@@ -582,6 +582,24 @@ fn what_is_refused_before_the_peer_has_answered_is_told() {
     }
 }
 
+/// ... nor is there anything to shut once the kernel was reset, whoever has found that.
+#[test]
+fn what_is_reset_before_the_peer_has_answered_is_not_shut() {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let theirs = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    let ours = l.accept().unwrap().0;
+    let fd = ours.as_raw_fd();
+    let conn = crate::arena::alloc().unwrap();
+    conn.local().fd.store(fd, Relaxed);
+    conn.set_phase(Phase::Managed);
+    conn.lock_both().sw().arm(NONCE);
+    know(fd, conn);
+    reset(conn, theirs);
+    assert_eq!(crate::fds::shutdown(fd, libc::SHUT_RDWR), Outcome::Fail(libc::ENOTCONN));
+    table::take(fd);
+    conn.set_phase(Phase::Closed);
+}
+
 /// Each `shutdown` wakes all who wait for the socket. Where it is home they may be other processes, which only the kernel wakes.
 #[test]
 fn a_shutdown_again_is_an_edge_of_the_kernels_set() {
