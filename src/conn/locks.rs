@@ -197,12 +197,11 @@ impl Both<'_> {
         n.map_or(true, |n| self.sw().may_be_control(&buf[..n]))
     }
 
-    /// Whether the peer's program, on another host, has closed before it could read what ours had sent by then, which the
-    /// kernel would have answered by a reset, and the end of its stream is behind bytes that our program has not read.
+    /// Whether the peer's program has closed before it could know of what ours had sent by then, which the kernel would have
+    /// answered by a reset, and the end of its stream is behind bytes that our program has not read.
     pub fn is_refused_by_closed(&mut self) -> bool {
         let conn = self.rx.conn();
-        let closed = conn.remote().is_some()
-            && conn.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | ABORT | LEAVING) == CLOSED)
+        let closed = conn.peer().is_some_and(|p| p.flags.load(Acquire) & (CLOSED | ABORT | LEAVING) == CLOSED)
             && !conn.has_ended(END_EOF | END_WRSHUT)
             && self.rx.path() == RxPath::Armed
             && self.tx.path() == TxPath::Ring

@@ -56,8 +56,8 @@ pub(super) fn ended(b: &mut Both, errno: i32) -> bool {
     };
     let on_ring = b.sw().tx() == TxPath::Ring;
     let reset = on_ring && unread;
-    // It had read all that had come, from another host, when it closed: what came then its kernel would have refused.
-    let refused = reset && closed && !aborted && conn.remote().is_some();
+    // It had read all that it knew of when it closed: what came then its kernel would have refused.
+    let refused = reset && closed && !aborted;
     // A call that had moved something was told by the kernel, and has left it to the next one.
     let kept = conn.kept_error();
     // The kernel gave the end, and not an error, so that came before the peer's reset. (Its program had ended its direction in the

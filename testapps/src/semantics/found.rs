@@ -6,8 +6,8 @@ use super::waiting::set;
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{
-    EPIPE, EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_ZEROCOPY, POLLERR, POLLHUP, POLLIN,
-    POLLOUT, POLLRDHUP, SOL_SOCKET,
+    ECONNRESET, EPIPE, EPOLLET, EPOLLIN, EPOLL_CTL_ADD, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_ZEROCOPY, POLLERR, POLLHUP,
+    POLLIN, POLLOUT, POLLRDHUP, SOL_SOCKET,
 };
 use std::os::fd::RawFd;
 
@@ -18,6 +18,7 @@ pub const CHECKS: &[Check] = &[
     ("waits-by-own-system-calls-after-calls-that-block", unseen_waits),
     ("close-with-more-to-come", close_early),
     ("close-answers-what-is-sent-late", sent_late),
+    ("close-answers-what-is-sent-just-then", sent_just_then),
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
@@ -213,6 +214,42 @@ fn sent_late(cx: &mut Cx) -> Res {
         same!(sys::recv(cx.fd, &mut [0; 4], 0), Ok(0), "recv then, round {round}");
     }
     Ok(())
+}
+
+/// ... nor does it depend on which of the two comes first.
+fn sent_just_then(cx: &mut Cx) -> Res {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    let spin = |n: u32| (0..n).for_each(|_| std::hint::spin_loop());
+    for round in 0..60 {
+        let (a, b) = pair()?;
+        has_left(a, b, 8)?;
+        let unread = if round % 2 == 0 { 0 } else { 500 };
+        sys::write_all(b, &vec![2; unread])?;
+        let (ready, go) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (sent, closed) = std::thread::scope(|s| {
+            let closer = s.spawn(|| {
+                ready.store(true, SeqCst);
+                while !go.load(SeqCst) {}
+                spin(round % 6 * 20);
+                sys::close(b)
+            });
+            while !ready.load(SeqCst) {}
+            go.store(true, SeqCst);
+            spin(round / 6 * 20);
+            (sys::send(a, &[1; 10], MSG_NOSIGNAL), closer.join())
+        });
+        same!(sent, Ok(10), "the send of round {round}");
+        same!(closed.map_err(|_| Why("the thread".into()))?, Ok(()), "the close of round {round}");
+        same!(sys::wait1(a, 0, 2000)? & POLLHUP, POLLHUP, "poll then, round {round}");
+        let next = sys::send(a, &[1; 10], MSG_NOSIGNAL);
+        ensure!(matches!(next, Err(EPIPE | ECONNRESET)), "the next, round {round}: {next:?}");
+        let mut there = vec![0; unread];
+        sys::read_exact(a, &mut there)?;
+        ensure!(there.iter().all(|b| *b == 2), "wrong bytes in round {round}");
+        same!(sys::recv(a, &mut [0; 4], 0), Ok(0), "recv then, round {round}");
+        sys::close(a)?;
+    }
+    cx.warm(4, 0)
 }
 
 fn warm_nonblocking(a: RawFd, b: RawFd, rounds: usize) -> Res {
