@@ -149,13 +149,6 @@ pub fn is_tcp_ended(fd: c_int) -> bool {
     tcp_state(fd).is_some_and(|s| !OPEN.contains(&s))
 }
 
-/// Whether our end of the stream is acknowledged: the kernel has no more to tell of it.
-pub fn is_tcp_end_acknowledged(fd: c_int) -> bool {
-    /// `TCP_FIN_WAIT2`, `TCP_TIME_WAIT` and `TCP_CLOSE`.
-    const DONE: [u8; 3] = [5, 6, 7];
-    tcp_state(fd).is_some_and(|s| DONE.contains(&s))
-}
-
 /// Whether an fd is a socket.
 pub fn is_socket(fd: c_int) -> bool {
     let mut st = core::mem::MaybeUninit::<libc::stat>::zeroed();

@@ -402,10 +402,7 @@ pub(super) fn still(b: &mut Both, fd: c_int) -> (Moved, (News, u32)) {
         let (news, bits) = state(b, fd);
         let end = |ended: bool| u64::from(news.has_ended() && !ended);
         let received = rendezvous::received_and_ended(fd).map_or(0, |(n, ended)| n + to_come + end(ended));
-        (
-            Moved { received, sent: rendezvous::sent(fd), all_but_acknowledged: false },
-            (news, if to_come > 0 { bits | IN } else { bits }),
-        )
+        (Moved { received, sent: rendezvous::sent(fd) }, (news, if to_come > 0 { bits | IN } else { bits }))
     };
     let mut before = look(b);
     for _ in 0..TRIES {
@@ -508,9 +505,7 @@ impl Set {
         i.aside = number.as_ref().filter(|n| n.aside).map_or(-1, |n| n.fd);
         i.managed = false;
         let quiet = is_idle && number.is_some_and(|n| self.take_edge(inner, key, &n, b));
-        if let (Some(n), Some(i)) = (&mut note, inner.items.get(&key)) {
-            (n.quiet, n.moved) = (quiet, i.moved);
-        }
+        note.iter_mut().for_each(|n| n.quiet = quiet);
         if silenced {
             bell::ring(self.bell.load(Acquire));
         }

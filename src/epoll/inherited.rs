@@ -87,9 +87,7 @@ impl Set {
         if !item.spent && !away && (!whole && was_away || stray) {
             // Its owner took it out of the kernel's set, and puts it back if it still lives. (What it did not is there, unless the
             // program has taken it out.)
-            let added = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_ok();
-            quiet &= !added;
-            item.moved.all_but_acknowledged &= !added;
+            quiet &= kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_ADD, fd, &ev).is_err();
         }
         let (told, moved, spent) = (item.told, item.moved, item.spent);
         let muted = (known || was_away) && !quiet && item.events & (ET | ONESHOT) == ET;

@@ -24,18 +24,11 @@ pub(super) struct Moved {
     pub(super) received: u64,
     /// Bytes sent, if that is known.
     pub(super) sent: Option<u64>,
-    /// The edge of its adding is taken, and the only one to come that is no news is the acknowledgement of our end of the stream.
-    pub(super) all_but_acknowledged: bool,
 }
 
 impl Muted {
     pub(super) fn of(i: &Item) -> Muted {
         Muted { conn: i.conn, events: i.events, told: i.told, moved: i.moved }
-    }
-
-    /// Whether all that the kernel says of it is news until our end of the stream is acknowledged.
-    pub(super) fn is_to_be_acknowledged(&self) -> bool {
-        self.moved.all_but_acknowledged && !sys::is_tcp_end_acknowledged(self.fd())
     }
 
     /// Whether the kernel's events `got` are news. `now`: they are there, not perhaps of a time before somebody took what had
@@ -101,16 +94,10 @@ impl Set {
             i.told = Told::NOTHING;
             self.unmute(i);
         }
-        // Room may be told of because of what this library sends, and an end because it shuts the kernel's socket, and once more
-        // when the peer's kernel acknowledges that.
-        let shut = i.conn.has_ended(END_WRSHUT | END_RDSHUT);
-        let acknowledged = !shut || sys::is_tcp_end_acknowledged(fd);
-        if i.events & libc::EPOLLOUT as u32 == 0 && rendezvous::received(fd) == Some(was) {
-            if acknowledged {
-                self.unmute(i);
-            } else {
-                i.moved.all_but_acknowledged = sys::is_tcp_ended(fd);
-            }
+        // Room may be told of because of what this library sends, and an end because it shuts the kernel's socket.
+        let kernels = !i.conn.has_ended(END_WRSHUT | END_RDSHUT) || sys::is_tcp_ended(fd);
+        if i.events & libc::EPOLLOUT as u32 == 0 && kernels && rendezvous::received(fd) == Some(was) {
+            self.unmute(i);
         }
         !i.muted
     }

@@ -166,7 +166,7 @@ impl Set {
                 _ => return false,
             }
         };
-        !was.is_to_be_acknowledged() && !was.is_new(events, true)
+        !was.is_new(events, true)
     }
 
     /// The sets that it has under numbers that still are theirs.

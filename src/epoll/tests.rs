@@ -205,46 +205,6 @@ fn an_edge_that_is_no_news_is_taken_out_of_the_kernels_set() {
     }
 }
 
-/// The kernel makes an edge when its end of the stream is acknowledged, which takes its time: that is none of the program's.
-#[test]
-fn that_an_end_is_acknowledged_is_no_news() {
-    use crate::io::tests::{armed, arrive};
-    use std::io::{Read, Write};
-    let slot = crate::layout::Slot::default();
-    let (conn, ours, mut theirs) = armed(&slot);
-    let fd = conn.local().fd.load(Relaxed);
-    table::for_tests();
-    assert!(table::put_conn(fd, conn));
-    let (s, epfd) = set_with(conn, fd);
-    // Who has answered acknowledges the next thing later.
-    (&ours).write_all(b"x").unwrap();
-    theirs.read_exact(&mut [0; 1]).unwrap();
-    arrive(conn, &mut theirs, b"abc");
-    let look = || {
-        let mut evs = [event(0); 4];
-        s.wait(evs.as_mut_ptr(), 4, 0, core::ptr::null(), Since::now())
-    };
-    assert_eq!(look(), Ok(1));
-    conn.end.fetch_or(crate::conn::END_WRSHUT, SeqCst);
-    ours.shutdown(std::net::Shutdown::Write).unwrap();
-    with_inner(s, |inner| s.return_item(inner, Key::new(fd, conn), &mut conn.lock_both()));
-    assert_eq!(look(), Ok(0), "its adding");
-    // As another process may: the kernel wakes everybody. Both may come together, if this thread does not run for 40 ms.
-    ours.shutdown(std::net::Shutdown::Write).unwrap();
-    if !sys::is_tcp_end_acknowledged(fd) {
-        let told = look();
-        assert!(told == Ok(1) || sys::is_tcp_end_acknowledged(fd), "it was ended again: {told:?}");
-    }
-    while !sys::is_tcp_end_acknowledged(fd) {
-        std::thread::yield_now();
-    }
-    assert_eq!(look(), Ok(0), "the acknowledgement");
-    table::take(fd);
-    conn.set_phase(Phase::Closed);
-    with_inner(s, |inner| inner.remove(Key::new(fd, conn), &s.begin_change()));
-    end((s, epfd));
-}
-
 /// An event that came in between is not lost, whatever its item asks for.
 #[test]
 fn what_was_taken_of_others_is_told() {

@@ -240,9 +240,6 @@ impl Set {
         };
         // More of what had come by a ring is no news either.
         let goes_on = was.moved.received > 0 && was.received_now().is_some_and(|n| n < was.moved.received);
-        if was.is_to_be_acknowledged() {
-            return false;
-        }
         let new = was.is_new(e.events, false);
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.

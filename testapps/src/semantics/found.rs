@@ -229,11 +229,15 @@ fn sent_just_then(cx: &mut Cx) -> Res {
         let (sent, closed) = std::thread::scope(|s| {
             let closer = s.spawn(|| {
                 ready.store(true, SeqCst);
-                while !go.load(SeqCst) {}
+                while !go.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
                 spin(round % 6 * 20);
                 sys::close(b)
             });
-            while !ready.load(SeqCst) {}
+            while !ready.load(SeqCst) {
+                std::hint::spin_loop();
+            }
             go.store(true, SeqCst);
             spin(round / 6 * 20);
             (sys::send(a, &[1; 10], MSG_NOSIGNAL), closer.join())
