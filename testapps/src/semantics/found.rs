@@ -245,6 +245,10 @@ fn sent_just_then(cx: &mut Cx) -> Res {
         same!(sent, Ok(10), "the send of round {round}");
         same!(closed.map_err(|_| Why("the thread".into()))?, Ok(()), "the close of round {round}");
         same!(sys::wait1(a, 0, 2000)? & POLLHUP, POLLHUP, "poll then, round {round}");
+        if round % 4 == 2 {
+            let end = sys::recv(a, &mut [0; 4], 0);
+            ensure!(matches!(end, Ok(0) | Err(ECONNRESET)), "recv first, round {round}: {end:?}");
+        }
         let next = sys::send(a, &[1; 10], MSG_NOSIGNAL);
         ensure!(matches!(next, Err(EPIPE | ECONNRESET)), "the next, round {round}: {next:?}");
         let mut there = vec![0; unread];
