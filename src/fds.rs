@@ -231,6 +231,9 @@ fn forget(fd: c_int, how: How) -> Outcome {
     let c = match table::get(fd) {
         Entry::Conn(c) => c,
         Entry::Set(s) => {
+            if how != How::Stale {
+                epoll::about_to_close(s);
+            }
             table::take(fd);
             epoll::number_closed(s, fd);
             return kernel();

@@ -89,11 +89,19 @@ impl<'a> Bufs<'a> {
             return Outcome::Bypass;
         };
         let sends = nr == libc::SYS_sendmsg;
-        let all = sends || flags & libc::MSG_WAITALL != 0;
+        let whole = self.skip + self.len();
         loop {
             let quick = call.is_late() || pins::is_held();
             let flags = if quick { flags | libc::MSG_DONTWAIT } else { flags };
             let (at, conn) = if pins::is_held() { pins::find(fd) } else { (fd, None) };
+            // Where the kernel does not wait, this does.
+            let lowat = || sys::sockopt_int(at, libc::SOL_SOCKET, libc::SO_RCVLOWAT).map_or(1, |n| n.max(1) as usize);
+            let least = match flags & (libc::MSG_WAITALL | libc::MSG_PEEK) {
+                _ if sends => whole,
+                libc::MSG_WAITALL => whole,
+                0 if quick && call.may_wait => lowat().min(whole),
+                _ => 1,
+            };
             let mut if_left = || ();
             let any = call.is_late() || self.skip > 0;
             let mut how = Sleep { since: call.since, any, if_left: &mut if_left };
@@ -110,13 +118,23 @@ impl<'a> Bufs<'a> {
                 }
             };
             match r {
-                Ok(n) if all && n > 0 && (quick || n == self.reach(usize::MAX)) && n < self.len() => {
+                Ok(n) if quick && call.may_wait && raw::looks_on(at, flags, n, self.len()) => {
+                    if let Err(e) = raw::pause(&mut call, false, &mut || ()) {
+                        return if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) };
+                    }
+                }
+                Ok(n) if n > 0 && self.skip + n < least && (quick || n == self.reach(usize::MAX)) => {
                     call.looks_again(if quick { now } else { Since::at_wake() });
                     call.goes_on(&mut self, n);
                 }
                 Err(libc::EAGAIN) if quick && call.may_wait => {
-                    let events = if sends { libc::POLLOUT } else { libc::POLLIN };
-                    if let Err(e) = poll_wait(at, events, call.deadline(), how) {
+                    let waited = match sends {
+                        true => poll_wait(at, libc::POLLOUT, call.deadline(), how),
+                        // `poll` would wait for all of `SO_RCVLOWAT`, of which some may have been taken.
+                        false if least > 1 && self.skip > 0 => raw::pause(&mut call, true, &mut || ()),
+                        false => poll_wait(at, libc::POLLIN, call.deadline(), how),
+                    };
+                    if let Err(e) = waited {
                         return self.outcome(Outcome::Fail(e));
                     }
                 }

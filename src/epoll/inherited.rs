@@ -300,6 +300,24 @@ pub fn about_to_fork() -> bool {
     any
 }
 
+/// A number of a set, which is still open in the kernel, is about to be closed. If it is the last one here, children that have
+/// inherited the set see in it what the kernel has: of a connection that they have, they know; of one that they have closed they
+/// hear in no other way.
+pub fn about_to_close(s: &Set) {
+    if !s.forked.load(Relaxed) || s.is_inherited() || s.fds.load(SeqCst) != 1 {
+        return;
+    }
+    let all: Vec<&'static Conn> = {
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        unsafe { &(*s.inner.get()).items }.values().map(|i| i.conn).collect()
+    };
+    // (A handler inside a call of its own thread cannot wait for that.)
+    let is_free = |c: &Conn| !c.rx_lock.held_by_me() && !c.tx_lock.held_by_me();
+    let is_ours = |c: &&Conn| c.holders.is_only(process::holder_id()) && is_free(c);
+    process::stay_for_others(&all.into_iter().filter(is_ours).collect::<Vec<_>>());
+}
+
 /// All sets that have a number, some of them more than once.
 pub(super) fn sets() -> impl Iterator<Item = &'static Set> {
     (0..=table::highest()).filter_map(|fd| match table::get(fd) {

@@ -64,7 +64,7 @@ pub(super) fn recv_raw(
         leave_kernel(conn, &conn.local().rx_inflight);
         drop(critical);
         match r {
-            Ok(n) if n > 0 && n < b.len() && gentle && flags & PEEK_ALL == PEEK_ALL && !hung_up(fd) => {
+            Ok(n) if gentle && looks_on(fd, flags, n, b.len()) => {
                 pins::hold(fd, conn);
                 if let Err(e) = pause(call, false, &mut || ()) {
                     return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
@@ -131,8 +131,9 @@ pub const BEGIN_SLOW: u32 = 2;
 
 const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
 
-fn hung_up(fd: c_int) -> bool {
-    sys::poll_now(fd, libc::POLLRDHUP) != 0
+/// Whether a call that may wait has seen `n` bytes of `len`, of which it is to see all.
+pub(super) fn looks_on(fd: c_int, flags: c_int, n: usize, len: usize) -> bool {
+    (1..len).contains(&n) && flags & PEEK_ALL == PEEK_ALL && sys::poll_now(fd, libc::POLLRDHUP) == 0
 }
 
 /// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.

@@ -51,6 +51,30 @@ pub fn await_let_go(c: &'static Conn) {
     }
 }
 
+/// Others may go on with a set that this process closes, and to them the kernel alone shows `all`: they stay with TCP. Waits for
+/// those on rings like [`await_let_go`].
+pub fn stay_for_others(all: &[&'static Conn]) {
+    for c in all {
+        let mut b = c.lock_both();
+        c.next_try.store(u32::MAX, Relaxed);
+        c.for_good.store(true, Relaxed);
+        match c.phase() {
+            Phase::Raw => c.set_phase(Phase::Plain),
+            Phase::Managed => {
+                pump::hurry(&mut b);
+                pump::run(&mut b);
+            }
+            _ => continue,
+        }
+        c.why(Why::Shared);
+    }
+    for c in all.iter().filter(|c| c.phase() == Phase::Managed) {
+        await_let_go(c);
+        leave_to_kernel(c);
+        await_kernels(c, || !has_no_way_home(c), now_ns() + 100_000_000);
+    }
+}
+
 pub(super) fn await_home(c: &'static Conn, until: i64) {
     while c.phase() == Phase::Managed && now_ns() < until {
         pump::drive(c);

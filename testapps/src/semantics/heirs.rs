@@ -33,6 +33,7 @@ pub const CHECKS: &[Check] = &[
     ("set-that-its-parent-empties-and-closes", emptied_and_closed),
     ("set-that-its-parent-closes-once-it-was-told", told_and_closed),
     ("set-that-its-parent-closes-before-a-ring", closed_before_a_ring),
+    ("set-that-its-parent-closes-of-what-a-child-has-closed", closed_by_a_child),
     ("set-that-a-parent-adds-to", added_since),
     ("set-in-a-set-of-a-parent", in_a_set),
     ("set-told-of-a-reset-before-a-fork", told_of_a_reset),
@@ -409,6 +410,39 @@ fn told_and_closed(cx: &mut Cx) -> Res {
     sys::close(ep)?;
     later.run()?;
     cx.recv(10)
+}
+
+/// A set has what the child has closed itself as long as its parent has it.
+fn closed_by_a_child(cx: &mut Cx) -> Res {
+    for early in [true, false] {
+        let ep = set(cx, EPOLLIN)?;
+        let fd = cx.fd;
+        let (closed, has_closed) = sys::pipe()?;
+        let (go, goes) = sys::pipe()?;
+        let pid = child(|| {
+            sys::close(fd)?;
+            sys::write_all_fd(has_closed, &[1])?;
+            sys::read_exact(go, &mut [0])?;
+            same!(sys::poll1(ep, POLLIN, 2000)?, POLLIN, "poll of the set");
+            same!(events(ep, 1000)?, EPOLLIN, "events");
+            Ok(())
+        })?;
+        sys::read_exact(closed, &mut [0])?;
+        if early {
+            cx.tell(Op::Send, 100, 0, 0)?;
+        }
+        sys::close(ep)?;
+        if !early {
+            cx.tell(Op::Send, 100, 0, 0)?;
+        }
+        sys::write_all_fd(goes, &[1])?;
+        reap(pid)?;
+        [closed, has_closed, go, goes].into_iter().try_for_each(sys::close)?;
+        cx.recv(100)?;
+        cx.renew()?;
+        cx.leave_tcp()?;
+    }
+    Ok(())
 }
 
 /// Gives the number to a file that nobody asks for anything.

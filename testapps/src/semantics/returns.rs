@@ -6,7 +6,8 @@ use super::procs::{bye, child, reap};
 use super::unread::{quick, unread, OURS};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITALL, SOL_SOCKET, SO_RCVLOWAT};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR};
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ pub const CHECKS: &[Check] = &[
     ("return-and-the-sender-is-killed-and-it-is-passed", sender_killed_and_passed),
     ("return-keeps-linger", linger_while_it_returns),
     ("return-in-a-wait", returns_in_a_wait),
+    ("return-of-who-waits-for-more", waits_for_more),
     ("return-and-a-reset-behind-it", reset_behind_it),
     ("exec-while-unread", exec_while_unread),
     ("spawn-static-while-unread", |cx| started_while_unread(cx, SPAWN, 2500)),
@@ -61,6 +63,30 @@ fn returns_in_a_wait(cx: &mut Cx) -> Res {
     same!(mover.join().ok(), Some(Ok(())), "the option");
     ensure!((590..1000).contains(&took), "a wait of 600 ms took {took} ms");
     sys::close(ep)?;
+    Ok(())
+}
+
+/// A receive that waits for as much as `SO_RCVLOWAT` says does so in the kernel, too.
+fn waits_for_more(cx: &mut Cx) -> Res {
+    sys::setsockopt(cx.fd, SOL_SOCKET, SO_RCVLOWAT, 20)?;
+    let fd = cx.fd;
+    let receiver = std::thread::spawn(move || {
+        let mut b = vec![0; 30];
+        let n = sys::recv(fd, &mut b, 0)?;
+        b.truncate(n);
+        Ok::<_, i32>(b)
+    });
+    // (What it takes before it sleeps counts for nothing when the kernel looks whether enough is there to wake it.)
+    util::pause_ms(100);
+    cx.tell(Op::Send, 14, 0, 0)?;
+    util::pause_ms(20);
+    sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+    util::pause_ms(100);
+    ensure!(!receiver.is_finished(), "the receive is over");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    let got = receiver.join().map_err(|_| Why("the thread".into()))?.map_err(|e| Why(format!("recv: {e}")))?;
+    same!(got.len(), 24, "bytes received");
+    cx.take(&got)?;
     Ok(())
 }
 
