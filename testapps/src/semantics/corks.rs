@@ -158,6 +158,8 @@ fn over_a_return(cx: &mut Cx) -> Res {
 fn from_the_first(cx: &mut Cx) -> Res {
     for more in MORE {
         cx.renew()?;
+        // To another host a message goes in two pieces where it lies around the end of a ring.
+        let mut parts = 0;
         for _ in 0..60 {
             let begun = Instant::now();
             cx.post(Op::First, 0, 0, 0)?;
@@ -168,8 +170,11 @@ fn from_the_first(cx: &mut Cx) -> Res {
             set_cork(cx.fd, false)?;
             let late = begun.elapsed() > LATE;
             let got = cx.wait()?;
+            parts += usize::from(goes_by_rdma() && got != 300 && got != 100);
             // Where no cork is, an acknowledgement that comes in between draws it.
-            ensure!(late || more != 0 || got == 300, "{got} bytes are seen first, of 100 and 200");
+            let is_part = got != 100 && (1..=2).contains(&parts);
+            let whole = late || more != 0 || got == 300 || is_part;
+            ensure!(whole, "{got} bytes are seen first, of 100 and 200");
             same!(cx.tell(Op::Recv, 300, 0, 0)?, 300, "bytes that arrived");
             cx.tell(Op::Send, 16, 0, 0)?;
             cx.recv(16)?;
