@@ -18,7 +18,8 @@ pub const CHECKS: &[Check] = &[
     ("waits-by-own-system-calls-after-calls-that-block", unseen_waits),
     ("close-with-more-to-come", close_early),
     ("close-answers-what-is-sent-late", sent_late),
-    ("close-answers-what-is-sent-just-then", sent_just_then),
+    ("close-answers-what-is-sent-just-then", |cx| sent_just_then(cx, false)),
+    ("close-answers-what-is-sent-just-then-unread", |cx| sent_just_then(cx, true)),
     ("send-buffer-is-a-bound", send_buffer),
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
@@ -216,13 +217,37 @@ fn sent_late(cx: &mut Cx) -> Res {
     Ok(())
 }
 
-/// ... nor does it depend on which of the two comes first.
-fn sent_just_then(cx: &mut Cx) -> Res {
+/// `b` sends and `a` does not look until what `b` sends moves no more by TCP, and neither does what it gets, or so many times at
+/// most. How much has come, and whether it is so.
+fn has_left_unread(a: RawFd, b: RawFd, times: usize) -> Result<(usize, bool), Why> {
+    let mut n = 0;
+    for _ in 0..times {
+        let before = (sys::tcp_bytes(a)?, sys::tcp_bytes(b)?);
+        for i in 0..16 {
+            sys::write_all(a, &[1; 16])?;
+            sys::read_exact(b, &mut [0; 16])?;
+            sys::write_all(b, &[2; 10])?;
+            n += 10;
+            if i % 8 == 7 {
+                util::pause_ms(3);
+            }
+        }
+        if (sys::tcp_bytes(a)?, sys::tcp_bytes(b)?) == before {
+            return Ok((n, true));
+        }
+    }
+    Ok((n, false))
+}
+
+/// ... nor does it depend on which of the two comes first. `behind`: what was sent before the connection moved is unread, too.
+fn sent_just_then(cx: &mut Cx, behind: bool) -> Res {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     let spin = |n: u32| (0..n).for_each(|_| std::hint::spin_loop());
+    let (mut left, times) = (0, if cx.is_to_leave() { 200 } else { 8 });
     for round in 0..60 {
         let (a, b) = pair()?;
-        has_left(a, b, 8)?;
+        let (before, moved) = if behind { has_left_unread(a, b, times)? } else { (0, has_left(a, b, times)?) };
+        left += u32::from(moved);
         let unread = if round % 2 == 0 { 0 } else { 500 };
         sys::write_all(b, &vec![2; unread])?;
         let (ready, go) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -245,18 +270,19 @@ fn sent_just_then(cx: &mut Cx) -> Res {
         same!(sent, Ok(10), "the send of round {round}");
         same!(closed.map_err(|_| Why("the thread".into()))?, Ok(()), "the close of round {round}");
         same!(sys::wait1(a, 0, 2000)? & POLLHUP, POLLHUP, "poll then, round {round}");
-        if round % 4 == 2 {
+        if round % 4 == 2 && !behind {
             let end = sys::recv(a, &mut [0; 4], 0);
             ensure!(matches!(end, Ok(0) | Err(ECONNRESET)), "recv first, round {round}: {end:?}");
         }
         let next = sys::send(a, &[1; 10], MSG_NOSIGNAL);
         ensure!(matches!(next, Err(EPIPE | ECONNRESET)), "the next, round {round}: {next:?}");
-        let mut there = vec![0; unread];
+        let mut there = vec![0; before + unread];
         sys::read_exact(a, &mut there)?;
         ensure!(there.iter().all(|b| *b == 2), "wrong bytes in round {round}");
         same!(sys::recv(a, &mut [0; 4], 0), Ok(0), "recv then, round {round}");
         sys::close(a)?;
     }
+    ensure!(left == 60 || !cx.is_to_leave(), "{left} of 60 connections left TCP");
     cx.warm(4, 0)
 }
 
