@@ -89,6 +89,10 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         },
     };
     let Some(set) = make_set(epfd) else { return Some(Outcome::Bypass) };
+    if op != libc::EPOLL_CTL_ADD {
+        // Who has it nevertheless is told so by the kernel.
+        set.has_lost(fd, conn);
+    }
     let mut done = set.change(op, fd, conn, want);
     if let Ok(Change::NotOurs(why)) = done {
         crate::process::give_up(conn, why);

@@ -234,15 +234,26 @@ fn adds_anew(ep: RawFd, fd: RawFd) -> Res {
 }
 
 fn taken_out(cx: &mut Cx) -> Res {
-    let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
-    cx.tell(Op::Send, 100, 0, 0)?;
-    same!(events(ep, 1000)?, EPOLLIN, "events");
-    let fd = cx.fd;
-    let later = Later::fork(|| adds_anew(ep, fd))?;
-    sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
-    later.run()?;
-    cx.recv(100)?;
-    Ok(sys::close(ep)?)
+    for home in [false, true] {
+        let ep = set(cx, EPOLLIN | EPOLLONESHOT)?;
+        cx.tell(Op::Send, 100, 0, 0)?;
+        same!(events(ep, 1000)?, EPOLLIN, "events");
+        if home {
+            sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+        }
+        let fd = cx.fd;
+        let later = Later::fork(|| {
+            for op in [EPOLL_CTL_MOD, EPOLL_CTL_DEL] {
+                same!(sys::epoll_ctl(ep, op, fd, EPOLLIN as u32, 7), Err(libc::ENOENT), "operation {op}, home {home}");
+            }
+            adds_anew(ep, fd)
+        })?;
+        sys::epoll_ctl(ep, EPOLL_CTL_DEL, cx.fd, 0, 0)?;
+        later.run()?;
+        cx.recv(100)?;
+        sys::close(ep)?;
+    }
+    Ok(())
 }
 
 fn fired_in_the_parent(cx: &mut Cx) -> Res {
