@@ -13,6 +13,7 @@ use libc::{
 };
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_RCVLOWAT};
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -378,7 +379,11 @@ fn low_water_left(cx: &mut Cx) -> Res {
     let fd = cx.fd;
     let later = Later::fork(|| {
         // What the ends say to each other on the way home is shorter, too.
+        let until = Instant::now() + Duration::from_secs(10);
         util::pause_ms(300);
+        while hidden::poll(fd, POLLIN, 0) && Instant::now() < until {
+            util::pause_ms(10);
+        }
         for _ in 0..10 {
             ensure!(!hidden::poll(fd, POLLIN, 10), "few bytes wake who polls by the kernel alone");
         }
@@ -562,8 +567,14 @@ fn told_by_a_child(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN | EPOLLRDHUP | EPOLLET)?;
     cx.tell(Op::Send, 12, 0, 0)?;
     same!(events(ep, 1000)?, EPOLLIN, "events");
+    let two = cx.hosts.are_two();
     let later = Later::fork(|| {
-        same!(events(ep, 1000)?, EPOLLIN | EPOLLRDHUP, "events of the child");
+        let mut told = events(ep, 1000)?;
+        if two && told == EPOLLIN {
+            // On a busy machine the bytes take longer home than a call waits for them, and the kernel is told of the end behind them.
+            told = events(ep, 10_000)?;
+        }
+        same!(told, EPOLLIN | EPOLLRDHUP, "events of the child");
         Ok(())
     })?;
     sys::shutdown(cx.fd, SHUT_RD)?;
