@@ -89,7 +89,8 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         },
     };
     let Some(set) = make_set(epfd) else { return Some(Outcome::Bypass) };
-    if op != libc::EPOLL_CTL_ADD {
+    // (A handler inside a receive of its own thread cannot wait for that.)
+    if op != libc::EPOLL_CTL_ADD && !conn.rx_lock.held_by_me() {
         // Who has it nevertheless is told so by the kernel.
         set.has_lost(fd, conn);
     }
