@@ -397,7 +397,8 @@ impl Call<'_> {
                     continue;
                 }
                 let n = self.theirs() + self.ours();
-                if have || n > 0 {
+                // What was ready a moment ago may have begun to come home.
+                if deadline == 0 || n > 0 {
                     return done(n);
                 }
             }
@@ -481,9 +482,11 @@ impl Call<'_> {
         let mut end = || conns.iter().zip(fds).filter_map(|(c, p)| reading(c, p)).for_each(end_peek);
         let how = Sleep { since: self.since, any: true, if_left: &mut end };
         let t = self.shortly(timeout_ns);
-        let r = if managed() { Ok(0) } else { kernel(&mut self.copy[..fds.len()], t, mask, Some(how)) };
+        let moves = managed();
+        let r = if moves { Ok(0) } else { kernel(&mut self.copy[..fds.len()], t, mask, Some(how)) };
         chaos::stumble();
-        let again = managed() || self.has_moved();
+        // One that moved may be home again.
+        let again = moves || managed() || self.has_moved();
         end();
         // A handler that has run ends the next sleep as well, if nothing is ready by then.
         if again && matches!(r, Ok(_) | Err(libc::EINTR)) {
