@@ -45,7 +45,7 @@ use errors::{fail_after, keep_for_next, reset_ahead, send_nothing, shut_error, t
 use held::{holds, note_held, note_more};
 pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};
 pub use raw::{end_peek, BEGIN_SLOW};
-use raw::{leave_kernel, note_bytes, note_call, pause, recv_raw, send_raw};
+use raw::{leave_kernel, looks_on, note_bytes, note_call, pause, recv_raw, send_raw, to_see};
 pub use receive::recv;
 use receive::{await_resume, stands_at_error, take, tcp_take, waited, Take};
 pub use send::send;
@@ -118,9 +118,9 @@ impl<'a> Bufs<'a> {
                 }
             };
             match r {
-                Ok(n) if quick && call.may_wait && raw::looks_on(at, flags, n, self.len()) => {
-                    if let Err(e) = raw::pause(&mut call, false, &mut || ()) {
-                        return if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) };
+                Ok(n) if !sends && quick && call.may_wait && looks_on(at, n, to_see(flags, self.len(), lowat)) => {
+                    if pause(&mut call, true, &mut || ()).is_err() {
+                        return Outcome::Done(n as isize);
                     }
                 }
                 Ok(n) if n > 0 && self.skip + n < least && (quick || n == self.reach(usize::MAX)) => {
@@ -131,7 +131,7 @@ impl<'a> Bufs<'a> {
                     let waited = match sends {
                         true => poll_wait(at, libc::POLLOUT, call.deadline(), how),
                         // `poll` would wait for all of `SO_RCVLOWAT`, of which some may have been taken.
-                        false if least > 1 && self.skip > 0 => raw::pause(&mut call, true, &mut || ()),
+                        false if least > 1 && self.skip > 0 => pause(&mut call, true, &mut || ()),
                         false => poll_wait(at, libc::POLLIN, call.deadline(), how),
                     };
                     if let Err(e) = waited {

@@ -96,6 +96,11 @@ impl Conn {
         self.stats().path_rx.load(Relaxed) == 1
     }
 
+    /// `SO_RCVLOWAT`, of which the kernel may not know.
+    pub fn lowat(&self) -> usize {
+        self.rcvlowat.load(Relaxed).max(1) as usize
+    }
+
     /// How many bytes a receive of `len` waits for. Like the kernel's, it takes what comes meanwhile.
     pub fn least(&self, flags: i32, may_wait: bool, len: usize) -> usize {
         if !may_wait || flags & libc::MSG_PEEK != 0 {

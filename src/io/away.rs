@@ -41,7 +41,9 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
     let begun = now_ns();
     let until = visit::until(conn, call.may_wait, call.deadline());
     let least = conn.least(flags, call.may_wait, b.len() + b.skip);
+    let to_see = if call.may_wait { to_see(flags, b.len(), || conn.lowat()) } else { 0 };
     loop {
+        let mut seen = 0;
         let free = visit::is_within_reach(conn);
         if free && b.skip > 0 && stands_at_error(fd, conn) {
             return Step::Return(Outcome::Done(0));
@@ -56,6 +58,10 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
                     call.goes_on(b, n);
                     continue;
                 }
+                Take::Got(n) if looks_on(fd, n, to_see) => {
+                    seen = n;
+                    crate::sync::pause(100_000);
+                }
                 Take::Got(n) => return Step::Return(Outcome::Done(n as isize)),
                 Take::End => return Step::Return(Outcome::Done(0)),
                 Take::Error(e) => return Step::Return(Outcome::Fail(e)),
@@ -64,6 +70,9 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             }
         }
         if let Err(e) = await_owner(conn, begun, until) {
+            if seen > 0 {
+                return Step::Return(Outcome::Done(seen as isize));
+            }
             return Step::Return(Outcome::Fail(e));
         }
         if conn.phase() != Phase::Away {

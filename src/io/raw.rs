@@ -64,10 +64,10 @@ pub(super) fn recv_raw(
         leave_kernel(conn, &conn.local().rx_inflight);
         drop(critical);
         match r {
-            Ok(n) if gentle && looks_on(fd, flags, n, b.len()) => {
+            Ok(n) if gentle && looks_on(fd, n, to_see(flags, b.len(), || conn.lowat())) => {
                 pins::hold(fd, conn);
-                if let Err(e) = pause(call, false, &mut || ()) {
-                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
+                if pause(call, true, &mut || ()).is_err() {
+                    return Step::Return(Outcome::Done(n as isize));
                 }
             }
             Ok(0) if b.skip == 0 && b.len() > 0 && conn.lost.load(Relaxed) != 0 => {
@@ -131,9 +131,18 @@ pub const BEGIN_SLOW: u32 = 2;
 
 const PEEK_ALL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL;
 
-/// Whether a call that may wait has seen `n` bytes of `len`, of which it is to see all.
-pub(super) fn looks_on(fd: c_int, flags: c_int, n: usize, len: usize) -> bool {
-    (1..len).contains(&n) && flags & PEEK_ALL == PEEK_ALL && sys::poll_now(fd, libc::POLLRDHUP) == 0
+/// How many bytes of `len` a call that may wait is to see before it returns; 0: it takes what it sees.
+pub(super) fn to_see(flags: c_int, len: usize, lowat: impl FnOnce() -> usize) -> usize {
+    match flags & PEEK_ALL {
+        PEEK_ALL => len,
+        libc::MSG_PEEK => lowat().min(len),
+        _ => 0,
+    }
+}
+
+/// Whether a call that has seen `n` bytes, and is to see `least`, goes on until more come.
+pub(super) fn looks_on(fd: c_int, n: usize, least: usize) -> bool {
+    (1..least).contains(&n) && sys::poll_now(fd, libc::POLLRDHUP) == 0
 }
 
 /// Lets a moment pass. For the one wait for which nobody is to be woken: for more than can be read already.

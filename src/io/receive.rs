@@ -296,6 +296,8 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         // A signal handler inside our own call: it cannot wait for itself.
         return Step::Return(Outcome::Fail(libc::EAGAIN));
     }
+    /// How often what has come before an end is looked for on its way from one path to the other.
+    const MOST_LOOKS: u32 = 500;
     let may_wait = call.may_wait;
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     // Fewer bytes than `SO_RCVLOWAT` are taken together with what is still missing.
@@ -303,9 +305,10 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
     // What the kernel takes before the call is over goes with a thread that is cancelled in it.
     let lose = |b: &Bufs| if least > 1 { b.len() } else { 0 };
     let mut looked = false;
+    let mut looks = 0;
     // It has waited for the first byte.
     let mut dry = false;
-    let peek_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK != 0 && may_wait;
+    let to_see = if may_wait { to_see(flags, b.len(), || conn.lowat()) } else { 0 };
     // What was waited for is most often there, and all that is wanted.
     let quickly = |b: &Bufs| match b {
         Bufs { iov: [one], skip: 0, .. } if conn.is_managed() => {
@@ -366,10 +369,11 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         }
         drop(critical);
         match taken {
-            Take::Got(n) if peek_all && n < b.len() && !conn.fin_seen() && !conn.has_ended(END_EOF) => {
+            Take::Got(n) if n < to_see && !shows_all(fd, conn, n) && looks < MOST_LOOKS => {
+                looks += is_at_end(fd, conn) as u32;
                 pins::hold(fd, conn);
-                if let Err(e) = pause(call, false, &mut || ()) {
-                    return Step::Return(if e == libc::EAGAIN { Outcome::Done(n as isize) } else { Outcome::Fail(e) });
+                if pause(call, true, &mut || ()).is_err() {
+                    return Step::Return(Outcome::Done(n as isize));
                 }
             }
             Take::Got(n) => {
@@ -407,6 +411,21 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             }
         }
     }
+}
+
+/// Whether no more bytes can come.
+fn is_at_end(fd: c_int, conn: &Conn) -> bool {
+    conn.fin_seen() || conn.has_ended(END_EOF | END_RDSHUT) || sys::poll_now(fd, libc::POLLRDHUP) != 0
+}
+
+/// Whether a look that has seen `n` bytes will not see more, however long it waits. (What came just before the end it may
+/// have missed.)
+fn shows_all(fd: c_int, conn: &Conn, n: usize) -> bool {
+    let has_more = || {
+        let mut rx = conn.lock_rx();
+        !matches!(rx.path(), RxPath::Tcp | RxPath::Replay) && unread(&mut rx) > n
+    };
+    conn.has_ended(END_EOF) || conn.sender_is_stuck() || is_at_end(fd, conn) && !has_more()
 }
 
 /// Takes what had arrived, may have been told of, and was not there in the middle of a move: what is repeated comes in

@@ -22,6 +22,7 @@ mod handlers;
 mod heirs;
 mod images;
 mod jumps;
+mod looks;
 mod partial;
 mod polling;
 mod pool;
@@ -58,6 +59,7 @@ fn all() -> Vec<Check> {
         signals::CHECKS,
         handlers::CHECKS,
         jumps::CHECKS,
+        looks::CHECKS,
         cancel::CHECKS,
         threads::CHECKS,
         closing::CHECKS,
