@@ -519,14 +519,14 @@ impl Bg {
         self.stay(conn);
         // Whatever it was that came, it may be what somebody waits for.
         conn.notify();
-        let settled = |bg: &mut Bg| remains::settle(&mut conn.lock_both(), &mut bg.rests);
-        if conn.bequeathed.load(SeqCst) && conn.has_ended(END_EOF) && !settled(self) {
+        let mut b = conn.lock_both();
+        if conn.bequeathed.load(SeqCst) && conn.has_ended(END_EOF) && !remains::settle(&mut b, &mut self.rests) {
             // Whoever waits for that waits no longer.
             conn.bequeathed.store(false, SeqCst);
         }
-        let plain = conn.lock_both().sw().is_plain();
-        if plain {
-            self.unmanage(conn, Why::Returned);
+        match b.sw().is_plain() {
+            true => self.give_back(b, conn, Why::Returned),
+            false => drop(b),
         }
         if conn.lingers() {
             self.linger(conn);
@@ -562,33 +562,32 @@ impl Bg {
         if conn.phase() != Phase::Managed || !conn.has_ended(END_EOF) {
             return;
         }
-        {
-            let mut b = conn.lock_both();
-            // The kernel may have a connection still where the program has none, or knows nothing of its error.
-            // (Not where the stream is TCP's already: it knows of that.)
-            let by_tcp = matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay);
-            let (rest, failed) = (b.rx.ring().waiting() > 0, !by_tcp && conn.has_ended(END_FAILED | END_RESET));
-            let settled = (rest || failed) && remains::settle(&mut b, &mut self.rests);
-            if rest && !settled {
-                return;
-            }
-            if conn.has_ended(END_RESET) {
-                // Whoever asks first how it failed is told here, which takes no ring.
-                return self.detach(&mut b, conn);
-            }
-            if !settled {
-                // What the program has shut the kernel has not: it was the ring's.
-                for (end, how) in [(END_RDSHUT, libc::SHUT_RD), (END_WRSHUT, libc::SHUT_WR)] {
-                    if conn.has_ended(end) {
-                        // SAFETY: an fd of the connection, which cannot be closed while we hold the locks, or none.
-                        let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
-                    }
+        let mut b = conn.lock_both();
+        // The kernel may have a connection still where the program has none, or knows nothing of its error.
+        // (Not where the stream is TCP's already: it knows of that.)
+        let by_tcp = matches!(b.rx.path(), RxPath::Tcp | RxPath::Replay);
+        let (rest, failed) = (b.rx.ring().waiting() > 0, !by_tcp && conn.has_ended(END_FAILED | END_RESET));
+        let settled = (rest || failed) && remains::settle(&mut b, &mut self.rests);
+        if rest && !settled {
+            return;
+        }
+        if conn.has_ended(END_RESET) {
+            // Whoever asks first how it failed is told here, which takes no ring.
+            return self.detach(&mut b, conn);
+        }
+        if !settled {
+            // What the program has shut the kernel has not: it was the ring's.
+            for (end, how) in [(END_RDSHUT, libc::SHUT_RD), (END_WRSHUT, libc::SHUT_WR)] {
+                if conn.has_ended(end) {
+                    // SAFETY: an fd of the connection, which cannot be closed while we hold the locks, or none.
+                    let _ = unsafe { sys!(libc::SYS_shutdown, conn.local().fd.load(Relaxed), how) };
                 }
             }
-            *b.sw() = crate::switch::Switch::new();
         }
+        *b.sw() = crate::switch::Switch::new();
         conn.next_try.store(u32::MAX, Relaxed);
-        self.unmanage(conn, Why::Forked);
+        // How it ended is the kernel's to tell from now on, and nobody is to ask in between.
+        self.give_back(b, conn, Why::Forked);
     }
 
     /// A connection that the program has closed while a return was under way: closes it when that is done.

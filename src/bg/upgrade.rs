@@ -444,7 +444,11 @@ impl Bg {
 
     /// Both directions are on TCP: the connection is the kernel's again.
     pub(super) fn unmanage(&mut self, conn: &'static Conn, why: Why) {
-        let mut b = conn.lock_both();
+        self.give_back(conn.lock_both(), conn, why);
+    }
+
+    /// The same for who has the locks.
+    pub(super) fn give_back(&mut self, mut b: Both, conn: &'static Conn, why: Why) {
         if conn.phase() != Phase::Managed || !b.sw().is_plain() || conn.awaits_fin() || conn.is_let_go() {
             // With the end that is still under way we are called again. What was let go whoever holds it gives back, who has
             // an fd to ask the kernel by.
