@@ -114,6 +114,7 @@ pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
     if let Some(e) = reset_ahead(conn) {
         return e;
     }
+    await_bereavement(fd, conn);
     let is_home = {
         let tx = conn.lock_tx();
         tx.path() == TxPath::Tcp && !tx.pending() && tx.peer_is_home()
@@ -122,6 +123,23 @@ pub(super) fn shut_error(fd: c_int, conn: &Conn) -> Errno {
     match is_home || conn.has_ended(END_ORPHAN) || conn.unconfirmable.load(SeqCst) {
         true => pending_error(fd).unwrap_or(libc::EPIPE),
         false => libc::EPIPE,
+    }
+}
+
+/// The kernel says that the peer has ended, and it has not said goodbye: it was killed. What became of the bytes that it was sent
+/// is known when the background thread has heard of that, too, in a moment.
+fn await_bereavement(fd: c_int, conn: &Conn) {
+    const MOST_NS: i64 = 100_000_000;
+    let unheard = || {
+        conn.phase() == Phase::Managed
+            && !conn.has_ended(END_EOF | END_ORPHAN | END_RDSHUT)
+            && !(conn.fin_seen() || conn.peer_closed() || conn.rx_lock.held_by_me())
+            && conn.remote().is_none()
+            && sys::poll_now(fd, libc::POLLRDHUP) != 0
+    };
+    let until = now_ns() + MOST_NS;
+    while unheard() && now_ns() < until {
+        crate::sync::pause(100_000);
     }
 }
 
@@ -300,6 +318,31 @@ mod tests {
             _ => 0,
         };
         assert_eq!([send(), send()], [libc::ECONNRESET, libc::EPIPE]);
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+    }
+
+    /// The kernel knows that the peer has ended before the background thread has heard that it was killed.
+    #[test]
+    fn what_became_of_its_bytes_is_waited_for() {
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, mut theirs) = armed(slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        arrive(conn, &mut theirs, b"unread");
+        drop(theirs);
+        settle(conn, libc::POLLRDHUP);
+        conn.end.fetch_or(END_WRSHUT, SeqCst);
+        std::thread::scope(|s| {
+            let asked = s.spawn(move || shut_error(fd, table::conn(fd).unwrap()));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!asked.is_finished(), "it has not waited");
+            // SAFETY: the byte is readable.
+            assert_eq!(unsafe { sys::send(fd, b"x".as_ptr().cast(), 1, 0) }, Ok(1));
+            settle(conn, libc::POLLERR);
+            conn.end.fetch_or(END_ORPHAN | END_BEREFT, SeqCst);
+            assert_eq!(asked.join().unwrap(), libc::ECONNRESET);
+        });
         table::take(fd);
         conn.set_phase(Phase::Closed);
     }

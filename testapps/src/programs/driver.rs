@@ -227,28 +227,36 @@ fn single(s: &Setup, a: &Args) -> i32 {
     (bad > 0) as i32
 }
 
-/// Single programs, each `--times` times.
+/// Single programs, each `--times` times. On a busy machine even what is most often determined may not be: what is seen without
+/// the library, too, if only now and then, is no failure.
 fn these(s: &Setup, a: &Args) -> i32 {
-    let (mut passed, mut failed, mut upgraded, mut on_rings) = (0, 0, 0, 0);
+    /// How often the kernel is asked again.
+    const AGAIN: usize = 10;
+    let (mut passed, mut failed, mut open, mut upgraded, mut on_rings) = (0, 0, 0, 0, 0);
     for k in super::numbers(&a.text("these", "")).into_iter().map(|k| k as u64) {
+        let mut natives = Vec::new();
         for _ in 0..a.num("times", 1) {
             let (x, y) = (one(s, false, k, &[]), one(s, !s.native_twice, k, &[]));
             upgraded += y.upgraded;
             on_rings += (y.upgraded > 0) as u64;
-            if difference(&x.trace, &y.trace).is_some() {
+            natives.push(x.trace.clone());
+            if x.trace == y.trace {
+                passed += 1;
+            } else if natives.contains(&y.trace) || (0..AGAIN).any(|_| one(s, false, k, &[]).trace == y.trace) {
+                open += 1;
+                println!("SKIP program {k}: so it is without the library, too, at times: {}", in_a_line(&x, &y));
+            } else {
                 failed += 1;
                 println!("FAIL program {k}: {}", in_a_line(&x, &y));
-            } else {
-                passed += 1;
             }
         }
     }
     println!("{upgraded} ends of connections were upgraded");
-    if !s.native_twice && on_rings * 2 < passed + failed {
+    if !s.native_twice && on_rings * 2 < passed + failed + open {
         println!("FAIL less than half of the programs had a connection on a ring: that is no test");
         failed += 1;
     }
-    println!("{passed} passed, {failed} failed");
+    println!("{passed} passed, {failed} failed, {open} skipped");
     (failed > 0 || passed == 0) as i32
 }
 
