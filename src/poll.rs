@@ -609,3 +609,48 @@ fn wake(bell: Option<u32>, conns: &[Option<&'static Conn>]) {
 pub fn wait_one(fd: c_int, events: i16, timeout_ns: i64) -> SysResult {
     kernel(&mut [pollfd { fd, events, revents: 0 }], timeout_ns, core::ptr::null(), None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::tests::{armed, arrive, know};
+    use crate::layout::Slot;
+    use std::os::fd::AsRawFd;
+
+    /// What it was woken for, or found at first, may not be there any more when it looks again.
+    #[test]
+    fn who_finds_nothing_left_waits_on() {
+        const LIMIT_NS: i64 = 1_000_000;
+        const FOR_NS: i64 = 300 * LIMIT_NS;
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, mut theirs) = armed(slot);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        arrive(conn, &mut theirs, b"0123456789");
+        let over = AtomicBool::new(false);
+        let found = std::thread::scope(|s| {
+            s.spawn(|| {
+                let c = table::conn(fd).unwrap();
+                while !over.load(Relaxed) {
+                    c.rcvlowat.store(100, Relaxed);
+                    c.rcvlowat.store(1, Relaxed);
+                }
+            });
+            let (end, mut each) = (now_ns() + FOR_NS, Vec::new());
+            while now_ns() < end {
+                let mut p = pollfd { fd, events: libc::POLLIN, revents: 0 };
+                let began = now_ns();
+                // SAFETY: one element, no mask.
+                let r = unsafe { poll(&mut p, 1, LIMIT_NS, core::ptr::null()) };
+                each.push((r, now_ns() - began));
+            }
+            over.store(true, Relaxed);
+            each
+        });
+        table::take(fd);
+        conn.set_phase(Phase::Closed);
+        let hasty = |(r, ns): &&(Outcome, i64)| *r == Outcome::Done(0) && *ns < LIMIT_NS;
+        assert_eq!(found.iter().filter(hasty).count(), 0, "calls that ended before their time, of {}", found.len());
+        assert!(found.iter().any(|(r, _)| *r == Outcome::Done(1)), "nothing was ever found");
+    }
+}
