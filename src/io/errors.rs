@@ -207,20 +207,27 @@ mod tests {
     use super::super::tests::{armed, arrive, know, reset, settle};
     use super::*;
     use crate::layout::Slot;
+    use std::net::TcpStream;
     use std::os::fd::AsRawFd;
+
+    /// A connection that knows nothing yet of its peer's end, which the kernel has seen.
+    fn ended() -> (&'static Conn, TcpStream) {
+        let slot: &Slot = Box::leak(Box::default());
+        let (conn, ours, mut theirs) = armed(slot);
+        know(ours.as_raw_fd(), conn);
+        arrive(conn, &mut theirs, b"unread");
+        drop(theirs);
+        settle(conn, libc::POLLRDHUP);
+        (conn, ours)
+    }
 
     /// The kernel has seen the end of a peer that was killed, and then a reset: where that had left bytes of the ring unread,
     /// there was no end. It is told once.
     #[test]
     fn who_was_gone_before_it_had_read_all_has_reset_it() {
         for (bereft, told) in [(END_BEREFT, libc::ECONNRESET), (0, libc::EPIPE)] {
-            let slot: &Slot = Box::leak(Box::default());
-            let (conn, ours, mut theirs) = armed(slot);
+            let (conn, ours) = ended();
             let fd = ours.as_raw_fd();
-            know(fd, conn);
-            arrive(conn, &mut theirs, b"unread");
-            drop(theirs);
-            settle(conn, libc::POLLRDHUP);
             // SAFETY: the byte is readable.
             assert_eq!(unsafe { sys::send(fd, b"x".as_ptr().cast(), 1, 0) }, Ok(1));
             settle(conn, libc::POLLERR);
@@ -325,13 +332,8 @@ mod tests {
     /// The kernel knows that the peer has ended before the background thread has heard that it was killed.
     #[test]
     fn what_became_of_its_bytes_is_waited_for() {
-        let slot: &Slot = Box::leak(Box::default());
-        let (conn, ours, mut theirs) = armed(slot);
+        let (conn, ours) = ended();
         let fd = ours.as_raw_fd();
-        know(fd, conn);
-        arrive(conn, &mut theirs, b"unread");
-        drop(theirs);
-        settle(conn, libc::POLLRDHUP);
         conn.end.fetch_or(END_WRSHUT, SeqCst);
         std::thread::scope(|s| {
             let asked = s.spawn(move || shut_error(fd, table::conn(fd).unwrap()));

@@ -39,18 +39,18 @@ fn look(cx: &Cx, flags: c_int, want: usize, (lo, hi): (u64, u64)) -> Res {
 fn all_or_the_end(cx: &mut Cx, mark: usize, flags: c_int) -> Res {
     set_mark(cx, mark)?;
     cx.post(Op::SendBits, 3, FIRST as u64, 50_000)?;
-    look(cx, flags, ALL, (80, 2000))?;
+    look(cx, flags, ALL, (0, 2000))?;
     cx.wait()?;
     cx.recv(ALL)?;
     cx.later(50, FIRST as u64)?;
     cx.post(Op::Sleep, 50_000, 0, 0)?;
     cx.post(Op::Shutdown, SHUT_WR as u64, 0, 0)?;
-    look(cx, flags, FIRST, (80, 2000))?;
+    look(cx, flags, FIRST, (30, 2000))?;
     cx.wait()?;
     // That the end has come by now changes nothing.
-    look(cx, flags, FIRST, (0, 100))?;
+    look(cx, flags, FIRST, (0, 1000))?;
     cx.recv(FIRST)?;
-    look(cx, flags, 0, (0, 100))
+    look(cx, flags, 0, (0, 1000))
 }
 
 /// Any handler ends it that runs when something has been seen.
@@ -60,8 +60,8 @@ fn signalled(cx: &mut Cx, mark: usize, flags: c_int) -> Res {
         more::count_signal(SIGUSR1, restart)?;
         cx.tell(Op::Send, FIRST as u64, 0, 0)?;
         cx.arrive(FIRST)?;
-        let s = more::signal_after(100, SIGUSR1);
-        look(cx, flags, FIRST, (80, 2000))?;
+        let s = more::signal_after(200, SIGUSR1);
+        look(cx, flags, FIRST, (50, 2000))?;
         s.join().map_err(|_| Why("a thread panicked".into()))?;
         cx.recv(FIRST)?;
     }
@@ -82,7 +82,7 @@ fn below(cx: &mut Cx) -> Res {
     set_mark(cx, ALL)?;
     cx.tell(Op::Send, FIRST as u64, 0, 0)?;
     cx.arrive(FIRST)?;
-    look(cx, MSG_PEEK | MSG_DONTWAIT, FIRST, (0, 100))?;
+    look(cx, MSG_PEEK | MSG_DONTWAIT, FIRST, (0, 1000))?;
     let mut b = [0; FIRST];
     same!(sys::recv(cx.fd, &mut b, MSG_PEEK), Ok(FIRST), "bytes of a look at no more");
     cx.look(0, &b)?;
