@@ -512,7 +512,7 @@ impl Bg {
         if conn.visited.load(SeqCst) || epoll::is_shared(conn) {
             // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();
-            if visit::is_home(&mut b) && visit::may_be_polled(&b) {
+            if visit::is_home(&mut b) && visit::may_be_polled(&mut b) {
                 epoll::unmanage(&mut b);
             }
         }
@@ -615,8 +615,7 @@ impl Bg {
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.
-            let ended = END_RDSHUT | END_WRSHUT;
-            if shared && home && conn.has_ended(ended) && visit::awaits_rest(&b) && !conn.has_ended(END_EOF) {
+            if shared && home && !visit::may_be_polled(&mut b) && !conn.has_ended(END_EOF) {
                 if !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
                     self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 5 * MS));
                 }

@@ -47,7 +47,7 @@ mod tests;
 mod wait;
 mod whole;
 mod young;
-pub use ctl::{ctl, fd_closed, manage, number_back, seen, unmanage};
+pub use ctl::{ctl, fd_closed, is_told_of_all, manage, number_back, seen, unmanage};
 pub use inherited::{about_to_close, about_to_fork, moved, reset_after_fork};
 pub use left::Left;
 use left::{Found, Note};

@@ -16,7 +16,7 @@ use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sync::{futex_wait, now_ns, pause};
 use crate::sys::{self, sys};
-use crate::{bell, bg, chaos, fdhigh, foreign, liveness, options, poll, pump, rendezvous};
+use crate::{bell, bg, chaos, epoll, fdhigh, foreign, liveness, options, poll, pump, rendezvous};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -348,14 +348,14 @@ pub fn is_polled_by_kernel(b: &Both) -> bool {
 
 /// Before its owner, which has the locks, gives it back to the kernel's sets: whether it may. Who waits for more than one byte
 /// is to be woken by so many, and who waits for what the program has shut, by that; but the kernel can know of either only when
-/// all is there that was in the ring.
-pub fn may_be_polled(b: &Both) -> bool {
+/// all is there that was in the ring. What edge-triggered items have been told of is no edge if it is there before they are.
+pub fn may_be_polled(b: &mut Both) -> bool {
     let c = b.rx.conn();
     let waits_for_more = c.rcvlowat.load(Relaxed) > 1;
     if waits_for_more && has_all(b) {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
-    !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT)) || !awaits_rest(b)
+    !awaits_rest(b) || !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT) || epoll::is_told_of_all(b))
 }
 
 /// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it

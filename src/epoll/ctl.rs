@@ -542,6 +542,31 @@ impl Set {
     }
 }
 
+/// Whether the connection has items, all edge-triggered, that have been told of all that there is: what is repeated by TCP is
+/// news to none of them.
+pub fn is_told_of_all(b: &mut Both) -> bool {
+    let local = b.rx.conn().local();
+    if !local.managed.load(Relaxed) {
+        return false;
+    }
+    let (_, (news, bits)) = still(b, local.fd.load(Relaxed));
+    let is_told = |i: &Item| {
+        let bits = bits & (i.events | ALWAYS);
+        i.spent || i.events & (ET | ONESHOT) == ET && bits != 0 && !i.told.has_news(news, bits, i.events)
+    };
+    let _lg = local.lock.lock();
+    // SAFETY: guarded by `local.lock`.
+    let items = unsafe { &*local.items.get() };
+    items.iter().all(|(s, fd)| {
+        // SAFETY: sets are never freed.
+        let s = unsafe { &**s };
+        let _g = s.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let items = unsafe { &(*s.inner.get()).items };
+        items.get(&Key::new(*fd, b.rx.conn())).is_none_or(|i| !i.managed || is_told(i))
+    })
+}
+
 /// The connection is the kernel's again.
 pub fn unmanage(b: &mut Both) {
     let conn = b.rx.conn();
