@@ -281,31 +281,40 @@ fn reach(c: &Conn) -> bool {
     arrived
 }
 
+/// How a wait for what is repeated goes on.
+#[derive(Clone, Copy, Default)]
+pub struct Progress {
+    most: usize,
+    /// When so much was there first; 0: nothing was waited for yet.
+    since: i64,
+}
+
+impl Progress {
+    /// Whether anything was waited for.
+    pub fn has_begun(&self) -> bool {
+        self.since != 0
+    }
+
+    /// Whether nothing more has come for long; there is so much.
+    pub fn is_stuck(&mut self, there: usize, now: i64) -> bool {
+        const STUCK_NS: i64 = 100_000_000;
+        if there > self.most || self.since == 0 {
+            (self.most, self.since) = (there, now);
+        }
+        now - self.since > STUCK_NS
+    }
+}
+
 /// What was in a ring when its connection left it had arrived, as far as the program can know: waits until it is in the
 /// kernel's socket, or as much of it as surely has room there.
 pub fn await_rest(c: &Conn, until: i64) {
-    const STUCK_NS: i64 = 100_000_000;
-    let (mut most, mut since) = (0, now_ns());
+    let mut progress = Progress::default();
     loop {
-        let missing = {
-            let rx = c.lock_rx();
-            if rx.path() == RxPath::Replay {
-                rx.missing()
-            } else {
-                0
-            }
-        };
-        let fd = c.local().fd.load(Relaxed);
-        let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+        let awaited = awaited(&c.lock_rx());
+        let Some(there) = awaited else { return };
         let now = now_ns();
-        if there >= missing.min(ROOM) || sys::poll_now(fd, libc::POLLRDHUP) != 0 {
-            return;
-        }
-        if now >= until || now - since > STUCK_NS {
+        if now >= until || progress.is_stuck(there, now) {
             return c.local().hasty.store(true, Relaxed);
-        }
-        if there > most {
-            (most, since) = (there, now);
         }
         pause(100_000);
     }
@@ -317,11 +326,14 @@ pub fn has_rest(b: &Both) -> bool {
     b.rx.path() != RxPath::Replay || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n as usize >= b.rx.missing())
 }
 
-/// Whether some of it is sure to come, whoever reads, or the end of the stream.
-pub fn awaits_rest(b: &Both) -> bool {
-    let fd = b.rx.conn().local().fd.load(Relaxed);
+/// How much of it is there, if some more is sure to come, whoever reads, or the end of the stream.
+pub fn awaited<G>(rx: &Rx<'_, G>) -> Option<usize> {
+    let fd = rx.conn().local().fd.load(Relaxed);
+    if rx.path() != RxPath::Replay {
+        return None;
+    }
     let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-    b.rx.path() == RxPath::Replay && there < b.rx.missing().min(ROOM) && sys::poll_now(fd, libc::POLLRDHUP) == 0
+    (there < rx.missing_shown().min(ROOM) && sys::poll_now(fd, libc::POLLRDHUP) == 0).then_some(there)
 }
 
 /// Gives `SO_RCVLOWAT` to the kernel, by which it polls, as soon as everything is there that was in a ring: who waits for the
@@ -355,7 +367,7 @@ pub fn may_be_polled(b: &mut Both) -> bool {
     if waits_for_more && has_all(b) {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
-    !awaits_rest(b) || !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT) || epoll::is_told_of_all(b))
+    awaited(&b.rx).is_none() || !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT) || epoll::is_told_of_all(b))
 }
 
 /// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it

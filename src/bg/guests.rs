@@ -14,6 +14,8 @@ pub(super) struct Guest {
     conn: Option<Known>,
     /// When it was told last that this takes a while.
     told: i64,
+    /// It is home, but for what is repeated.
+    rest: visit::Progress,
 }
 
 /// How many have not got their answer.
@@ -90,16 +92,17 @@ impl Bg {
                 _ => {}
             }
         }
-        self.guests.insert(fd, Guest { conn: Some(Known { conn, gen: conn.gen.load(Relaxed) }), told: 0 });
+        self.guests.insert(fd, Guest { conn: Some(Known { conn, gen: conn.gen.load(Relaxed) }), ..Guest::default() });
         self.count_guests();
         self.stir(conn);
         self.leave_ended(conn);
     }
 
-    /// When one is to be told again that it must wait.
+    /// When one is to be told again that it must wait, or need not any more.
     pub(super) fn guests_at(&self) -> i64 {
         let waiting = self.guests.values().filter(|g| g.conn.is_some());
-        waiting.map(|g| g.told + foreign::WAIT_NS).min().unwrap_or(i64::MAX)
+        let at = |g: &Guest| if g.rest.has_begun() { now_ns() + 10 * MS } else { g.told + foreign::WAIT_NS };
+        waiting.map(at).min().unwrap_or(i64::MAX)
     }
 
     fn guest_leaves(&mut self, fd: c_int) {
@@ -156,7 +159,7 @@ impl Bg {
         }
         let now = now_ns();
         for (fd, k) in self.guests.iter().filter_map(|(f, g)| g.conn.map(|k| (*f, k))).collect::<Vec<_>>() {
-            let home = self.is_for_guest(k);
+            let home = self.is_for_guest(fd, k);
             let due = self.guests.get_mut(&fd).is_some_and(|g| {
                 let due = home || now - g.told >= foreign::WAIT_NS;
                 g.told = if due { now } else { g.told };
@@ -175,14 +178,19 @@ impl Bg {
     }
 
     /// Whether a connection is home.
-    fn is_for_guest(&mut self, k: Known) -> bool {
+    fn is_for_guest(&mut self, fd: c_int, k: Known) -> bool {
         let away = || k.conn.gen.load(Relaxed) == k.gen && k.conn.phase() == Phase::Managed;
         if !away() {
             return true;
         }
         let mut b = k.conn.lock_both();
         if b.sw().rx() == RxPath::Replay && visit::is_home(&mut b) {
-            // What is repeated is plain TCP to the program that asks.
+            // What is repeated is plain TCP to the program that asks. It had arrived, and who must not wait finds it.
+            let rest = visit::awaited(&b.rx);
+            let guest = self.guests.get_mut(&fd);
+            if rest.zip(guest).is_some_and(|(there, g)| !g.rest.is_stuck(there, now_ns())) {
+                return false;
+            }
             let n = b.sw().replay_missing() as usize;
             b.sw().took_tcp(n);
         }
