@@ -138,6 +138,12 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
                 pump::hurry(&mut b);
                 pump::run(&mut b);
             }
+            // It is home, and its owner has yet to see that.
+            Phase::Away => {
+                c.next_try.store(u32::MAX, Relaxed);
+                c.for_good.store(true, Relaxed);
+                c.why(why);
+            }
             _ => {}
         }
     }

@@ -50,6 +50,8 @@ pub const CHECKS: &[Check] = &[
     ("told-to-who-asks-for-nothing", |cx| error_behind_bytes(cx, true, 0)),
     ("told-by-the-call-after-it-is-passed", passed_behind_bytes),
     ("told-to-a-child-by-the-call-after", inherited_behind_bytes),
+    ("passed-back-by-a-child", |cx| passed_by_a_child(cx, 0)),
+    ("passed-back-by-a-child-with-bytes-unread", |cx| passed_by_a_child(cx, 300)),
 ];
 
 /// A child that goes on when it is told.
@@ -640,4 +642,22 @@ fn inherited_behind_bytes(cx: &mut Cx) -> Res {
     reap(child(|| told_next(fd, 10))?)?;
     same!(sys::recv(fd, &mut [0; 10], 0), Ok(0), "the parent's after the child's");
     Ok(())
+}
+
+/// A child that is no more has passed the connection back: what is done by either number is done to one stream.
+fn passed_by_a_child(cx: &mut Cx, unread: usize) -> Res {
+    cx.tell(Op::Send, unread as u64, 0, 0)?;
+    let (a, b) = sys::socketpair()?;
+    reap(child(|| Ok(more::send_fd(a, cx.fd)?))?)?;
+    let other = more::recv_fd(b)?;
+    cx.recv(unread)?;
+    // Time and calls enough to leave TCP again.
+    cx.warm(400, 60)?;
+    for fd in [other, cx.fd, other] {
+        let mut by = cx.with_fd(fd);
+        by.send(100)?;
+        cx.tx = by.tx;
+        cx.tell(Op::Recv, 100, 0, 0)?;
+    }
+    [a, b, other].into_iter().try_for_each(|fd| Ok(sys::close(fd)?))
 }
