@@ -4,7 +4,7 @@
 //! given nothing here runs but a look at the configuration, and that only where a connection changes its path.
 
 use crate::conn::{Conn, Phase};
-use crate::sync::{now_ns, timespec_of};
+use crate::sync::{now_ns, pause, timespec_of};
 use crate::sys::sys;
 use crate::{config, process};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -99,16 +99,22 @@ pub fn hurries() -> bool {
     next().is_multiple_of(8)
 }
 
-/// In a place where other threads or processes may come in between: now and then lets them.
+/// In a place where other threads or processes may come in between: now and then lets them. With `RINGSOCK_TEST_LAG` always,
+/// as long as that says.
 #[inline(always)]
 pub fn stumble() {
-    if is_on() {
+    let c = config::get();
+    if c.chaos.is_some() || c.test_lag > 0 {
         fall();
     }
 }
 
 #[cold]
 fn fall() {
+    let lag = i64::from(config::get().test_lag) * US;
+    if lag > 0 {
+        return pause(lag);
+    }
     let r = next();
     let _ = match r % 64 {
         // SAFETY: no preconditions.

@@ -211,6 +211,8 @@ pub struct Config {
     pub strict: bool,
     /// `RINGSOCK_TEST_PROTOCOL`: the protocol version to announce instead of our own, for tests.
     pub test_protocol: Option<u32>,
+    /// `RINGSOCK_TEST_LAG`: for how many microseconds the library sleeps wherever others may come in between, for tests.
+    pub test_lag: u32,
     /// `RINGSOCK_CHAOS`: the seed of random upgrades and returns, for tests; `None` is off.
     pub chaos: Option<u64>,
     complaints: Complaints,
@@ -277,6 +279,7 @@ settings! {
     GidIndex, "RINGSOCK_GID_INDEX", "auto, or 0 to 255", "auto";
     Isolation, "RINGSOCK_ISOLATION", "shared or strict", "shared";
     TestProtocol, "RINGSOCK_TEST_PROTOCOL", "a number from 0 to 4294967295", "";
+    TestLag, "RINGSOCK_TEST_LAG", "0 to 100000 us", "0";
     Chaos, "RINGSOCK_CHAOS", "a number from 0 to 18446744073709551615", "";
 }
 
@@ -327,6 +330,7 @@ const fn default_config() -> Config {
         gid_index: None,
         strict: false,
         test_protocol: None,
+        test_lag: 0,
         chaos: None,
         complaints: Complaints::NONE,
     }
@@ -481,6 +485,7 @@ impl Config {
             Id::TestProtocol => {
                 parse_number(value, 0, u64::from(u32::MAX)).map(|v| self.test_protocol = Some(v as u32))
             }
+            Id::TestLag => parse_number(value, 0, 100_000).map(|v| self.test_lag = v as u32),
             Id::Chaos => parse_number(value, 0, u64::MAX).map(|v| self.chaos = Some(v)),
         };
         if understood.is_none() {

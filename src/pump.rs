@@ -467,6 +467,7 @@ fn replay(b: &mut Both, fd: i32) -> bool {
     let conn = b.tx.conn();
     let mut moved = false;
     while b.sw().tx() == TxPath::Replay && b.sw().pending().is_empty() {
+        stumble();
         options::owe(conn, fd);
         let (back, mut range) = (b.sw().replay_back(), b.sw().replay());
         let ring = b.tx.ring();

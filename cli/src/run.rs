@@ -74,6 +74,9 @@ pub struct Args {
     /// Protocol version to announce, for tests
     #[arg(long, value_name = "VERSION", hide = true)]
     test_protocol: Option<String>,
+    /// Microseconds to sleep wherever others may come in between, for tests
+    #[arg(long, value_name = "US", hide = true)]
+    test_lag: Option<String>,
     /// Seed of upgrades and returns at random moments, for tests
     #[arg(long, value_name = "SEED", hide = true)]
     chaos: Option<String>,
@@ -107,6 +110,7 @@ impl Args {
             ("RINGSOCK_GID_INDEX", &self.gid_index),
             ("RINGSOCK_ISOLATION", &self.isolation),
             ("RINGSOCK_TEST_PROTOCOL", &self.test_protocol),
+            ("RINGSOCK_TEST_LAG", &self.test_lag),
             ("RINGSOCK_CHAOS", &self.chaos),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()

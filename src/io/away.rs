@@ -78,14 +78,16 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
         if conn.phase() != Phase::Away {
             return Step::Again;
         }
-        if b.len() == 0 && visit::has_come(conn) {
+        // (Looked at once: to take no bytes is no end.)
+        let home = visit::has_come(conn);
+        if home && b.len() == 0 {
             // Nothing is taken, so the kernel may say what comes of it, behind what was in the ring.
             if !call.may_wait {
                 visit::await_rest(conn, until);
             }
             return Step::Return(Outcome::Bypass);
         }
-        if !call.may_wait && visit::has_come(conn) {
+        if home && !call.may_wait {
             visit::await_rest(conn, until);
             return match take(fd, conn, *b, flags) {
                 Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
