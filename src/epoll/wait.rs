@@ -1,7 +1,7 @@
 //! `epoll_wait`: events of rings and of the kernel's fds together.
 
 use super::*;
-use crate::chaos;
+use crate::{chaos, pump};
 use crate::signals::{self, Since, Sleep};
 use crate::sleepers;
 use crate::sync::{coarse_ns, TICK_NS};
@@ -117,6 +117,10 @@ impl Set {
                 chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
+                if conn.peer_closed() && conn.reads_ring() && !conn.fin_seen() {
+                    // The kernel has its end before the background thread hears of that.
+                    pump::drive(conn);
+                }
                 if events & ET == 0 {
                     got = conn.readiness(mask);
                 }

@@ -1,10 +1,12 @@
 //! How connections end: half-close, clean close, reset, and what `poll` says then.
 
-use super::cx::{Cx, Op, Res};
+use super::cx::{goes_by_rdma, Cx, Op, Res};
+use super::found::{has_left, pair};
+use super::waiting::events;
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
-use libc::{SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_ERROR};
+use libc::{EPOLLET, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_ERROR};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -39,6 +41,7 @@ pub const CHECKS: &[Check] = &[
     ("send-nothing-at-the-end", send_nothing),
     ("shutdown-of-the-reset", shutdown_of_reset),
     ("recvmmsg-tells-errors-first", recvmmsg_first),
+    ("close-is-told-at-once", close_told_at_once),
 ];
 
 const ALL: i16 = POLLIN | POLLOUT | POLLRDHUP;
@@ -462,4 +465,22 @@ fn close_while_looking(cx: &mut Cx) -> Res {
     }
     cx.renew()?;
     cx.warm(6, 0)
+}
+
+/// Who has closed the other end himself finds that at once in a set that is as yet unused, also in one that asks for no bytes;
+/// and no more after that.
+fn close_told_at_once(cx: &mut Cx) -> Res {
+    for i in 0..30 {
+        let (a, b) = pair()?;
+        let left = has_left(a, b, 40)?;
+        ensure!(left || !cx.is_to_leave() || goes_by_rdma(), "it never left TCP");
+        let ep = sys::epoll_create()?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, a, (EPOLLET | if i % 2 == 0 { EPOLLRDHUP } else { EPOLLOUT }) as u32, 7)?;
+        sys::close(b)?;
+        ensure!(events(ep, 0)? != 0, "nothing is told in round {i}");
+        same!(events(ep, 0)?, 0, "what is told then");
+        sys::close(ep)?;
+        sys::close(a)?;
+    }
+    Ok(())
 }
