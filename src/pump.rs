@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering::*;
 
 mod ends;
 use ends::ended;
-pub use ends::{bereave, disconnect, disconnect_number, read_on, rescue, reset, reset_with};
+pub use ends::{bereave, disconnect, disconnect_number, is_never_marked, read_on, rescue, reset, reset_with};
 
 const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 

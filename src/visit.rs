@@ -425,13 +425,15 @@ pub fn settle(c: &'static Conn) -> bool {
     }
 }
 
-/// The time at which a call gives up waiting, which may wait until its `deadline`; 0: for ever.
+/// The time at which a call gives up waiting for a return, which may wait for what the program means until its `deadline`; 0:
+/// for ever.
 pub fn until(c: &Conn, may_wait: bool, deadline: i64) -> i64 {
+    let patience = if c.local().hasty.load(Relaxed) { SLICE_NS } else { SHORT_NS };
     match (may_wait, deadline) {
         (true, 0) => i64::MAX,
-        (true, t) => t,
-        _ if c.local().hasty.load(Relaxed) => now_ns() + SLICE_NS,
-        _ => now_ns() + SHORT_NS,
+        // What had come before the call is there after it, whatever little time it has.
+        (true, t) => t.max(now_ns() + patience),
+        _ => now_ns() + patience,
     }
 }
 

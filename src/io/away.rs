@@ -17,6 +17,11 @@ fn await_owner(conn: &'static Conn, begun: i64, until: i64) -> Result<(), Errno>
     }
 }
 
+/// Whether the time that the program has given a call is over.
+fn is_late(deadline: i64) -> bool {
+    deadline > 0 && now_ns() >= deadline
+}
+
 /// Whether a call may wait on.
 fn in_time(conn: &Conn, until: i64) -> Result<(), Errno> {
     if now_ns() >= until {
@@ -39,7 +44,8 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
         }
     }
     let begun = now_ns();
-    let until = visit::until(conn, call.may_wait, call.deadline());
+    let deadline = call.deadline();
+    let until = visit::until(conn, call.may_wait, deadline);
     let least = conn.least(flags, call.may_wait, b.len() + b.skip);
     let to_see = if call.may_wait { to_see(flags, b.len(), || conn.lowat()) } else { 0 };
     loop {
@@ -87,14 +93,23 @@ pub(super) fn recv_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             }
             return Step::Return(Outcome::Bypass);
         }
-        if home && !call.may_wait {
+        if home {
+            // What is repeated is yet to come, or what the program waits for.
+            let how = Sleep { since: call.since, any: call.is_timed() || b.skip > 0, if_left: &mut || () };
+            let slice = now_ns() + visit::SLICE_NS;
+            let end = if deadline > 0 { slice.min(deadline) } else { slice };
+            let over = match () {
+                _ if !call.may_wait || is_late(deadline) => libc::EAGAIN,
+                _ if poll_wait(fd, libc::POLLIN, end, how) == Err(libc::EINTR) => libc::EINTR,
+                _ => continue,
+            };
             visit::await_rest(conn, until);
             return match take(fd, conn, *b, flags) {
                 Take::Got(n) => Step::Return(Outcome::Done(n as isize)),
                 Take::End => Step::Return(Outcome::Done(0)),
                 Take::Error(e) => Step::Return(Outcome::Fail(e)),
                 Take::Gone => Step::Again,
-                Take::Empty => Step::Return(Outcome::Fail(libc::EAGAIN)),
+                Take::Empty => Step::Return(Outcome::Fail(over)),
             };
         }
     }
@@ -110,7 +125,8 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
         visit::settle(conn);
     }
     let begun = now_ns();
-    let until = visit::until(conn, call.may_wait, call.deadline());
+    let deadline = call.deadline();
+    let until = visit::until(conn, call.may_wait, deadline);
     loop {
         // What finds no room on the way may find some now.
         let home = visit::has_come(conn);
@@ -131,7 +147,7 @@ pub(super) fn send_away(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_i
             Put::Error(e) => return Step::Return(Outcome::Fail(e)),
             Put::Full if home => {
                 conn.fulls.fetch_add(1, SeqCst);
-                if !call.may_wait {
+                if !call.may_wait || is_late(deadline) {
                     return Step::Return(Outcome::Fail(libc::EAGAIN));
                 }
                 let _ = crate::poll::wait_one(fd, libc::POLLOUT, 5_000_000);

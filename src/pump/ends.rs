@@ -184,6 +184,19 @@ pub fn rescue(b: &mut Both) -> bool {
     true
 }
 
+/// The peer's process is gone, or another program has taken its place, and neither end has begun a mark: the connection stays
+/// on TCP. Whether that is so.
+pub fn is_never_marked(b: &mut Both) -> bool {
+    let conn = b.rx.conn();
+    let begun = |s: Option<&Slot>| s.is_some_and(|s| s.flags.load(SeqCst) & MARK_BEGUN != 0);
+    let pending = !b.sw().pending().is_empty();
+    if b.sw().rx() != RxPath::Armed || b.sw().tx() != TxPath::Tcp || pending || begun(conn.own()) || begun(conn.peer()) {
+        return false;
+    }
+    b.sw().disarm();
+    true
+}
+
 /// The peer's process is gone. As long as the program does not read what stands before the peer's mark, nothing says
 /// so but the kernel's socket: what is written goes there from now on, and if the peer left bytes of ours unread, the
 /// kernel is made to find out that they are lost. Whether that was the case.
