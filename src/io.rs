@@ -85,7 +85,8 @@ impl<'a> Bufs<'a> {
 
     /// The connection is the kernel's for good, perhaps since the middle of this call, whose rest it does then.
     fn finish(mut self, nr: libc::c_long, fd: c_int, flags: c_int, call: Option<Call>) -> Outcome {
-        let Some(mut call) = call.filter(|c| self.skip > 0 || c.is_late() || pins::is_held()) else {
+        let is_ours = |c: &Call| self.skip > 0 || c.is_late() || c.is_interrupted() || pins::is_held();
+        let Some(mut call) = call.filter(is_ours) else {
             return Outcome::Bypass;
         };
         let sends = nr == libc::SYS_sendmsg;
@@ -103,7 +104,7 @@ impl<'a> Bufs<'a> {
                 _ => 1,
             };
             let mut if_left = || ();
-            let any = call.is_late() || self.skip > 0;
+            let any = call.is_timed() || self.skip > 0;
             let mut how = Sleep { since: call.since, any, if_left: &mut if_left };
             let first = (call.may_wait && !quick).then(|| how.again());
             let now = Since::now();

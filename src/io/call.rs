@@ -29,6 +29,11 @@ impl Call {
         self.limit > 0
     }
 
+    /// A handler that ends it has run before the kernel has heard of it.
+    pub fn is_interrupted(&self) -> bool {
+        self.may_wait && self.since.is_over(self.is_timed())
+    }
+
     /// It begins to wait, or does so once more: until when, in ns of `CLOCK_MONOTONIC`; 0: for ever.
     pub fn deadline(&mut self) -> i64 {
         if self.until == 0 && self.limit > 0 {
