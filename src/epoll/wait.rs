@@ -1,11 +1,11 @@
 //! `epoll_wait`: events of rings and of the kernel's fds together.
 
 use super::*;
-use crate::{chaos, pump};
 use crate::signals::{self, Since, Sleep};
 use crate::sleepers;
 use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
+use crate::{chaos, pump};
 
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 

@@ -190,7 +190,8 @@ pub fn is_never_marked(b: &mut Both) -> bool {
     let conn = b.rx.conn();
     let begun = |s: Option<&Slot>| s.is_some_and(|s| s.flags.load(SeqCst) & MARK_BEGUN != 0);
     let pending = !b.sw().pending().is_empty();
-    if b.sw().rx() != RxPath::Armed || b.sw().tx() != TxPath::Tcp || pending || begun(conn.own()) || begun(conn.peer()) {
+    if b.sw().rx() != RxPath::Armed || b.sw().tx() != TxPath::Tcp || pending || begun(conn.own()) || begun(conn.peer())
+    {
         return false;
     }
     b.sw().disarm();
