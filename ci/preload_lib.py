@@ -47,8 +47,8 @@ def free_port(host="127.0.0.1"):
 
 def clean_env(extra=None):
     """This environment without any preload or setting of ringsock but those for tests, `RINGSOCK_TEST_*`."""
-    ours = lambda k: k.startswith("RINGSOCK_") and not k.startswith("RINGSOCK_TEST_")
-    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not ours(k)}
+    for_tests = {k: v for k, v in os.environ.items() if k.startswith("RINGSOCK_TEST_")}
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("RINGSOCK_")} | for_tests
     env.update(extra or {})
     return env
 

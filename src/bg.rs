@@ -615,7 +615,7 @@ impl Bg {
             // Others need no more of us than that it is home: what is repeated, they read from TCP.
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.
-            if shared && home && !visit::may_be_polled(&mut b) && !conn.has_ended(END_EOF) {
+            if shared && home && visit::waits_for_rest(&mut b) && !conn.has_ended(END_EOF) {
                 if !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
                     self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 5 * MS));
                 }

@@ -367,7 +367,13 @@ pub fn may_be_polled(b: &mut Both) -> bool {
     if waits_for_more && has_all(b) {
         options::give_lowat(c, c.local().fd.load(Relaxed));
     }
-    awaited(&b.rx).is_none() || !(waits_for_more || c.has_ended(END_RDSHUT | END_WRSHUT) || epoll::is_told_of_all(b))
+    awaited(&b.rx).is_none() || !waits_for_more && !waits_for_rest(b)
+}
+
+/// Whether what is still to be repeated must be there first. (Not for `SO_RCVLOWAT`: who waits for that is to be woken, too, by
+/// what has no room.)
+pub fn waits_for_rest(b: &mut Both) -> bool {
+    awaited(&b.rx).is_some() && (b.rx.conn().has_ended(END_RDSHUT | END_WRSHUT) || epoll::is_told_of_all(b))
 }
 
 /// Has the kernel shut what the program has shut, or what has failed: how it failed was told, and the kernel may not know that it
