@@ -41,6 +41,7 @@ mod left;
 mod listing;
 mod muted;
 mod nested;
+mod sequence;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -56,7 +57,8 @@ use muted::{Moved, Muted};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use shared::{is_shared, wanted};
-pub use wait::{kernel_has_news, look, wait};
+pub use sequence::{kernel_has_news, next_order};
+pub use wait::{look, wait};
 use whole::{Changing, Whole};
 pub use young::{ended, grown_up, has_young, Young};
 
@@ -81,6 +83,10 @@ struct Item {
     data: u64,
     managed: bool,
     listed: bool,
+    /// ... since it was reported: as in the kernel, it stands before what becomes ready after that.
+    kept: bool,
+    /// When a peer in this process had made it ready that was reported last: [`sequence::order_of`].
+    order: u64,
     /// A one-shot that has fired. If it has gone back to the kernel's since, the set there does not have it until it is armed:
     /// errors and ends would make it ready once more, and with it the set.
     spent: bool,
@@ -112,7 +118,7 @@ impl Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
-        let (listed, spent, away, moving, muted, rearmed) = (false, false, false, false, false, managed);
+        let (listed, kept, spent, away, moving, muted, rearmed) = (false, false, false, false, false, false, managed);
         Item {
             conn,
             gen,
@@ -120,6 +126,8 @@ impl Item {
             data,
             managed,
             listed,
+            kept,
+            order: 0,
             spent,
             away,
             moving,

@@ -71,7 +71,9 @@ pub struct Slot {
     /// Bytes written into the ring, those included that the peer is not to see yet: for when nobody can show them to it any
     /// more. Means nothing where it is less than `produced`.
     pub written: AtomicU64,
-    _pad0: [u8; 32],
+    /// When the peer came to have something to read, where it has asked for that: see [`WANT_ORDER`].
+    pub order: AtomicU64,
+    _pad0: [u8; 24],
     /// Bytes taken out of the peer's ring, ever.
     pub consumed: AtomicU64,
     _pad1: [u8; 56],
@@ -130,6 +132,8 @@ pub const WANT_TX: u32 = 2;
 pub const FUTEX_RX: u32 = 4;
 /// Somebody sleeps on the futex until `consumed` reaches `tx_goal`.
 pub const FUTEX_TX: u32 = 8;
+/// The owner is in the same process, and wants to know in which order its connections became ready.
+pub const WANT_ORDER: u32 = 16;
 /// Where the counter in `want` begins; each new wish of hints adds one.
 pub const WANT_SHIFT: u32 = 8;
 

@@ -174,6 +174,8 @@ pub fn recv_msg(sock: c_int, fds: &mut [c_int; 4]) -> Result<Option<Msg>, Errno>
 pub struct Link {
     /// The peer process.
     pub process: [u8; 16],
+    /// That is this one.
+    pub own: bool,
     /// Whether we were dialled (then the peer accepts the connections that we open).
     pub answered: bool,
     /// The Unix socket; -1: none.
@@ -262,6 +264,7 @@ impl Link {
     fn with(process: [u8; 16], answered: bool, sock: c_int, side: Side, [seg, bells, wakes]: [Map; 3]) -> Link {
         Link {
             process,
+            own: false,
             answered,
             sock,
             side,
@@ -495,6 +498,7 @@ pub fn publish(l: Link, retired: &mut Vec<&'static Link>) -> Option<&'static Lin
             // SAFETY: nobody uses the retired link, see above; each field is written in its place.
             unsafe {
                 (*at).process = l.process;
+                (*at).own = l.own;
                 (*at).answered = l.answered;
                 (*at).sock = l.sock;
                 (*at).side = l.side;

@@ -256,6 +256,7 @@ impl Side {
             s.consumed.store(0, Relaxed);
             s.flags.store(0, Relaxed);
             s.mark_at.store(0, Relaxed);
+            s.order.store(0, Relaxed);
             s.geo_count.store(0, Relaxed);
             s.bell.store(0, Relaxed);
             s.want.store(s.want.load(Relaxed) >> WANT_SHIFT << WANT_SHIFT, Release);

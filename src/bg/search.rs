@@ -455,13 +455,14 @@ impl Bg {
         fds: [c_int; 4],
     ) -> Option<&'static Link> {
         self.unwatch_desk(sock);
-        let l = match Link::new(process, answered, sock, side, fds) {
+        let mut l = match Link::new(process, answered, sock, side, fds) {
             Ok(l) => l,
             Err(e) => {
                 log(Level::Warn, format_args!("a peer's memory cannot be used (errno {e})"));
                 return None;
             }
         };
+        l.own = process == self.process;
         let sock = l.sock;
         let Some(l) = link::publish(l, &mut self.retired) else {
             sys::close(sock);

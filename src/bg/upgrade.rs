@@ -4,7 +4,7 @@
 use super::search::{later, soon, told};
 use super::*;
 use crate::desk::Lent;
-use crate::layout::MARK_BEGUN;
+use crate::layout::{MARK_BEGUN, WANT_ORDER};
 
 /// Why a connection is not made ours.
 #[derive(Clone, Copy)]
@@ -689,6 +689,10 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     *b.rx.ring() = RxRing::default();
     conn.attach(Some(l), slot, own);
     conn.hinted.store(0, Relaxed);
+    conn.ordered_to.store(0, Relaxed);
+    if l.own {
+        own.want.fetch_or(WANT_ORDER, SeqCst);
+    }
     conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
     conn.hurry.store(false, Relaxed);

@@ -53,7 +53,7 @@ impl Conn {
         let mut w = own.want.load(Relaxed);
         loop {
             // A wish replaces the one before it, unless it may be somebody else's.
-            let keep = if self.local().watchers.load(SeqCst) > 1 { 0xff } else { FUTEX_RX | FUTEX_TX };
+            let keep = if self.local().watchers.load(SeqCst) > 1 { 0xff } else { FUTEX_RX | FUTEX_TX | WANT_ORDER };
             let new = (((w >> WANT_SHIFT).wrapping_add(1)) << WANT_SHIFT) | (w & keep) | bits;
             match own.want.compare_exchange_weak(w, new, SeqCst, Relaxed) {
                 Ok(_) => break,
@@ -100,7 +100,8 @@ impl Conn {
     pub fn tell_peer_fenced(&self, hint_bit: u32, futex_bit: u32) {
         let Some(peer) = self.peer() else { return };
         let want = peer.want.load(Acquire);
-        if want & (hint_bit | futex_bit) != 0 {
+        let order = if hint_bit & WANT_RX != 0 { WANT_ORDER } else { 0 };
+        if want & (hint_bit | futex_bit | order) != 0 {
             self.tell_peer_slow(peer, want, hint_bit, futex_bit);
         }
     }
@@ -158,6 +159,9 @@ impl Conn {
         }
         // SAFETY: links are never freed while a connection has one.
         let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
+        if want & WANT_ORDER != 0 && hint_bit & WANT_RX != 0 {
+            self.tell_order(peer);
+        }
         let due = hint_bit != WANT_TX && futex_bit != FUTEX_TX || self.reached_goal(peer);
         if !due {
             return;
@@ -171,6 +175,17 @@ impl Conn {
             if self.hinted.swap(seq.wrapping_add(1), AcqRel) != seq.wrapping_add(1) {
                 link.hint_peer(peer.bell.load(Relaxed), self.peer_slot.load(Relaxed));
             }
+        }
+    }
+
+    /// Says when the peer came to have something to read, if it has come just now. (An end counts as one byte, which is never
+    /// read.)
+    fn tell_order(&self, peer: &Slot) {
+        let Some(own) = self.own() else { return };
+        if peer.consumed.load(Relaxed) >= self.ordered_to.load(Relaxed) {
+            let ended = own.flags.load(Relaxed) & FIN != 0;
+            self.ordered_to.store(own.produced.load(Relaxed) + u64::from(ended), Relaxed);
+            own.order.store(crate::epoll::next_order(), Release);
         }
     }
 

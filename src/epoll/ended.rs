@@ -17,7 +17,7 @@ impl Set {
             let round = self.new_round();
             self.look_at_kernel();
             self.list_some();
-            let n = self.complete(evs, 0, max, moved, round);
+            let n = self.complete(evs, 0, max, moved, round, 0);
             let n = self.merge(evs, n, round);
             self.show();
             if n > 0 {

@@ -7,35 +7,13 @@ use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
 use crate::{chaos, pump};
 
+use super::sequence::{events_at, news, order_of, KEPT};
+
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
 /// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
-/// its events, and how often those who wait for the connection had changed.
-type Candidate = (Key, &'static Conn, (u32, u32), u32, u32);
-
-/// This process has given the kernel something since [`news`] was asked last, ...
-static GIVEN: AtomicBool = AtomicBool::new(false);
-/// ... and how often that was so.
-static NEWS: AtomicU32 = AtomicU32::new(0);
-
-/// The program has sent something by TCP, or made a connection. If it is its own peer, that is ready before all that it
-/// sends by a ring from now on.
-#[inline(always)]
-pub fn kernel_has_news() {
-    // Written to only where it says something else, because all threads come here.
-    if !GIVEN.load(Relaxed) {
-        GIVEN.store(true, Release);
-    }
-}
-
-/// Changes with what the kernel was given.
-#[inline]
-fn news() -> u32 {
-    if GIVEN.load(Relaxed) && GIVEN.swap(false, AcqRel) {
-        NEWS.fetch_add(1, Relaxed);
-    }
-    NEWS.load(Relaxed)
-}
+/// its events, how often those who wait for the connection had changed, and whether it was [`Item::kept`].
+type Candidate = (Key, &'static Conn, (u32, u32), u32, u32, bool);
 
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
 #[inline]
@@ -81,7 +59,7 @@ impl Set {
             return 0;
         }
         const BATCH: usize = 64;
-        let mut out = 0;
+        let (mut out, mut ordered) = (0, 0);
         let mut left = self.listed.load(Relaxed) as usize;
         while left > 0 && out < max {
             let mut batch: [Option<Candidate>; BATCH] = [None; BATCH];
@@ -102,7 +80,8 @@ impl Set {
                             left -= 1;
                         } else if i.managed && !i.spent {
                             let seats = i.conn.local().seats.load(SeqCst);
-                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats));
+                            let kept = core::mem::take(&mut i.kept);
+                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats, kept));
                             n += 1;
                         }
                     }
@@ -113,7 +92,7 @@ impl Set {
                 break;
             }
             left -= n;
-            for (key, conn, which, events, seats) in batch[..n].iter().flatten().copied() {
+            for (key, conn, which, events, seats, kept) in batch[..n].iter().flatten().copied() {
                 chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
@@ -166,16 +145,22 @@ impl Set {
                     continue;
                 }
                 out += 1;
+                i.order = order_of(conn, kept);
+                ordered += usize::from(i.order > KEPT);
                 // Of several calls the one that began last: this one may have been slow.
                 i.round = i.round.max(round);
                 if i.events & ONESHOT != 0 {
                     i.spent = true;
                 } else if i.events & ET == 0 && !i.listed {
-                    i.listed = true;
+                    (i.listed, i.kept) = (true, true);
                     inner.ready.push_back(key);
                     self.listed.store(inner.ready.len() as u32, SeqCst);
                 }
             }
+        }
+        if ordered > 1 {
+            // SAFETY: so many were written there, for this call.
+            self.put_in_order(unsafe { events_at(evs, out) });
         }
         let b = self.bell.load(Relaxed);
         if self.listed.load(SeqCst) > 0 && b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {
@@ -412,7 +397,7 @@ impl Set {
     }
 
     /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
-    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool, round: u64) -> usize {
+    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool, round: u64, heard: u32) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let kernel = |at: usize| self.look_kernel(after(at), max - at).unwrap_or(0);
@@ -431,15 +416,24 @@ impl Set {
         if !kernel_due && self.moving.load(Relaxed) == 0 {
             return n;
         }
-        n + self.complete(evs, n, max, kernel_due, round)
+        n + self.complete(evs, n, max, kernel_due, round, heard)
     }
 
     /// For a call that is about to return `n` events of rings at `evs`: what was ready before it, too. Returns how many
     /// events that makes.
     ///
     /// What came by TCP goes first. Nothing tells which came earlier; but connections that are not on rings are most often
-    /// new, and whoever speaks on a new connection and then on an old one is to be heard in that order.
-    pub(super) fn complete(&self, evs: *mut epoll_event, n: usize, max: usize, ask_kernel: bool, round: u64) -> usize {
+    /// new, and whoever speaks on a new connection and then on an old one is to be heard in that order. What this process has
+    /// told itself before it gave the kernel anything since `heard`, which [`news`] was then, goes before that.
+    pub(super) fn complete(
+        &self,
+        evs: *mut epoll_event,
+        n: usize,
+        max: usize,
+        ask_kernel: bool,
+        round: u64,
+        heard: u32,
+    ) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let mut by_tcp = if ask_kernel { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
@@ -448,9 +442,10 @@ impl Set {
             by_tcp += self.harvest_of(after(n + by_tcp), max - n - by_tcp, round, |c| !c.reads_ring());
         }
         if n > 0 && by_tcp > 0 {
-            // SAFETY: so many events were written there; the program's array need not be aligned for them.
-            unsafe { core::slice::from_raw_parts_mut(evs.cast::<[u8; size_of::<epoll_event>()]>(), n + by_tcp) }
-                .rotate_left(n);
+            // SAFETY: so many were written there, for this call.
+            let all = unsafe { events_at(evs, n + by_tcp) };
+            let first = self.bring_forward(&mut all[..n], heard);
+            all[first..].rotate_left(n - first);
         }
         let n = n + by_tcp;
         by_tcp + if n < max { self.late(after(n), max - n, round) } else { 0 }
@@ -635,14 +630,14 @@ impl Set {
             }
             link::drain_hints(b);
             let now = now_ns();
-            let news = news();
-            let due = now - self.kernel_at.load(Relaxed) > KERNEL_EVERY_NS || news != self.kernel_news.load(Relaxed);
+            let (news, heard) = (news(), self.kernel_news.load(Relaxed));
+            let due = now - self.kernel_at.load(Relaxed) > KERNEL_EVERY_NS || news != heard;
             if due {
                 self.kernel_at.store(now, Relaxed);
                 self.kernel_news.store(news, Relaxed);
             }
             let round = self.new_round();
-            let n = self.gather(evs, max, due, round);
+            let n = self.gather(evs, max, due, round, heard);
             if n > 0 {
                 self.show();
                 return Ok(n as isize);
@@ -706,7 +701,7 @@ impl Set {
             let mut n = n + of_rings;
             if n > 0 || over {
                 // Also what else became ready while we span.
-                n += self.complete(evs_of_rings, of_rings, left_of_max, hit && kernel == 0, round);
+                n += self.complete(evs_of_rings, of_rings, left_of_max, hit && kernel == 0, round, news);
             }
             if n > 0 {
                 self.show();

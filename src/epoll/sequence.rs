@@ -1,0 +1,122 @@
+//! Which came first: what this process has told itself by one ring or another, or what it has given the kernel. A program that
+//! is its own peer counts on that. Of other processes nothing tells.
+
+use super::*;
+
+/// This process has given the kernel something since [`news`] was asked last, ...
+static GIVEN: AtomicBool = AtomicBool::new(false);
+/// ... and how often that was so.
+static NEWS: AtomicU32 = AtomicU32::new(0);
+/// How often a ring of this process to itself came to have something to read.
+static ORDER: AtomicU64 = AtomicU64::new(0);
+
+/// How much of an order is [`news`].
+const NEWS_BITS: u32 = 24;
+const NEWS_MASK: u32 = (1 << NEWS_BITS) - 1;
+/// In the place of an order: it has been on the list since it was reported.
+pub(super) const KEPT: u64 = 1;
+
+/// The program has sent something by TCP, or made a connection. If it is its own peer, that is ready before all that it
+/// sends by a ring from now on.
+#[inline(always)]
+pub fn kernel_has_news() {
+    // Written to only where it says something else, because all threads come here.
+    if !GIVEN.load(Relaxed) {
+        GIVEN.store(true, Release);
+    }
+}
+
+/// Changes with what the kernel was given.
+#[inline]
+pub(super) fn news() -> u32 {
+    if GIVEN.load(Relaxed) && GIVEN.swap(false, AcqRel) {
+        NEWS.fetch_add(1, Relaxed);
+    }
+    NEWS.load(Relaxed)
+}
+
+/// For [`crate::layout::Slot::order`]: more with each call, and what the kernel had been given by then. Never 0 or [`KEPT`].
+pub fn next_order() -> u64 {
+    (ORDER.fetch_add(1, Relaxed) + 1) << NEWS_BITS | u64::from(news() & NEWS_MASK)
+}
+
+/// When `conn` came to have what it is reported for; 0 where its peer is another process. `kept`: see [`Item::kept`].
+#[inline]
+pub(super) fn order_of(conn: &Conn, kept: bool) -> u64 {
+    match conn.peer().map_or(0, |p| p.order.load(Acquire)) {
+        0 => 0,
+        _ if kept => KEPT,
+        order => order,
+    }
+}
+
+/// An event in a program's array, which need not be aligned for it.
+pub(super) type Event = [u8; size_of::<epoll_event>()];
+
+/// The `n` events at `evs`.
+///
+/// # Safety
+/// They have been written there, in an array that nobody else uses meanwhile.
+pub(super) unsafe fn events_at<'a>(evs: *mut epoll_event, n: usize) -> &'a mut [Event] {
+    // SAFETY: by the caller's promise; bytes need no alignment.
+    unsafe { core::slice::from_raw_parts_mut(evs.cast(), n) }
+}
+
+impl Set {
+    /// What the item that `event` is of was reported with.
+    fn order_in(inner: &Inner, event: &Event) -> u64 {
+        // SAFETY: so many bytes can be read, wherever they lie.
+        let data = unsafe { event.as_ptr().cast::<epoll_event>().read_unaligned() }.u64;
+        inner.only(data).and_then(|k| inner.items.get(&k)).map_or(0, |i| i.order)
+    }
+
+    /// Of some events of rings, puts those of peers in this process in their order, at the places that they have: an item
+    /// may be on the list since long before anything came.
+    #[cold]
+    pub(super) fn put_in_order(&self, events: &mut [Event]) {
+        const MOST: usize = 64;
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &*self.inner.get() };
+        let mut some = [(0, 0); MOST];
+        let mut n = 0;
+        for (at, e) in events.iter().enumerate() {
+            let order = Self::order_in(inner, e);
+            if order > KEPT && n < MOST {
+                some[n] = (order, at);
+                n += 1;
+            }
+        }
+        // By insertion: what is out of order is a place or two away.
+        for i in 1..n {
+            let mut j = i;
+            while j > 0 && some[j].0 < some[j - 1].0 {
+                let (a, b) = (some[j - 1].1, some[j].1);
+                events.swap(a, b);
+                (some[j - 1].0, some[j].0) = (some[j].0, some[j - 1].0);
+                j -= 1;
+            }
+        }
+    }
+
+    /// Moves those of some events of rings to the front that were ready when [`news`] was `heard`, and is more by now: what
+    /// the kernel has from this process came later. Returns how many these are.
+    #[cold]
+    pub(super) fn bring_forward(&self, events: &mut [Event], heard: u32) -> usize {
+        if self.kernel_news.load(Relaxed) == heard {
+            return 0;
+        }
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &*self.inner.get() };
+        let mut first = 0;
+        for i in 0..events.len() {
+            let order = Self::order_in(inner, &events[i]);
+            if order == KEPT || order > KEPT && order as u32 & NEWS_MASK == heard & NEWS_MASK {
+                events[first..=i].rotate_right(1);
+                first += 1;
+            }
+        }
+        first
+    }
+}
