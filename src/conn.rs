@@ -209,9 +209,8 @@ pub struct Conn {
     pub epoch: AtomicU32,
     /// The peer's `want` for which a hint was given last.
     pub hinted: AtomicU32,
-    /// Up to where the peer, in this process, was told the order of what it has to read: what it has not read by then it
-    /// need not be told again.
-    pub ordered_to: AtomicU64,
+    /// The peer's `want`, of this process, for which it was told last when it came to have something to read.
+    pub ordered: AtomicU32,
     /// The link of the current upgrade.
     pub link: AtomicPtr<Link>,
     /// The process whose link to another host it is on, or 0.
@@ -287,6 +286,7 @@ impl Conn {
             &mut self.next_try,
             &mut self.end,
             &mut self.hinted,
+            &mut self.ordered,
             &mut self.segment,
             &mut self.slot,
             &mut self.upgrade_no,
@@ -299,7 +299,7 @@ impl Conn {
         }
         *self.youth.get_mut() = youth::SETTLED;
         *self.slow.get_mut() = crate::io::BEGIN_SLOW;
-        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.ordered_to, &mut self.shut_at, &mut self.linger] {
+        for w in [&mut self.tx_more, &mut self.rx_more, &mut self.rx_safe, &mut self.shut_at, &mut self.linger] {
             *w.get_mut() = 0;
         }
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at, &mut self.held] {

@@ -83,9 +83,9 @@ struct Item {
     data: u64,
     managed: bool,
     listed: bool,
-    /// ... since it was reported: as in the kernel, it stands before what becomes ready after that.
-    kept: bool,
-    /// When a peer in this process had made it ready that was reported last: [`sequence::order_of`].
+    /// What is known of its place there already: [`sequence::order_of`].
+    place: u64,
+    /// When it became ready that was reported last, or since when it may be: [`sequence::order_of`].
     order: u64,
     /// A one-shot that has fired. If it has gone back to the kernel's since, the set there does not have it until it is armed:
     /// errors and ends would make it ready once more, and with it the set.
@@ -118,7 +118,7 @@ impl Item {
         let (events, data) = (ev.events, ev.u64);
         let gen = conn.gen.load(Relaxed);
         let told = Told::NOTHING;
-        let (listed, kept, spent, away, moving, muted, rearmed) = (false, false, false, false, false, false, managed);
+        let (listed, spent, away, moving, muted, rearmed) = (false, false, false, false, false, managed);
         Item {
             conn,
             gen,
@@ -126,7 +126,7 @@ impl Item {
             data,
             managed,
             listed,
-            kept,
+            place: 0,
             order: 0,
             spent,
             away,

@@ -565,6 +565,10 @@ pub fn drain_hints(k: u32) {
     remote::progress();
     any(|l| {
         l.drain(k);
+        if l.own && k != 0 {
+            // What this thread has told itself it knows, whoever was to hear of it.
+            l.drain(0);
+        }
         false
     });
 }

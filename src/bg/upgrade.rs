@@ -689,7 +689,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     *b.rx.ring() = RxRing::default();
     conn.attach(Some(l), slot, own);
     conn.hinted.store(0, Relaxed);
-    conn.ordered_to.store(0, Relaxed);
+    conn.ordered.store(0, Relaxed);
     if l.own {
         own.want.fetch_or(WANT_ORDER, SeqCst);
     }

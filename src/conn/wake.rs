@@ -160,7 +160,7 @@ impl Conn {
         // SAFETY: links are never freed while a connection has one.
         let Some(link) = (unsafe { self.link.load(Acquire).as_ref() }) else { return };
         if want & WANT_ORDER != 0 && hint_bit & WANT_RX != 0 {
-            self.tell_order(peer);
+            self.tell_order(want);
         }
         let due = hint_bit != WANT_TX && futex_bit != FUTEX_TX || self.reached_goal(peer);
         if !due {
@@ -178,13 +178,19 @@ impl Conn {
         }
     }
 
-    /// Says when the peer came to have something to read, if it has come just now. (An end counts as one byte, which is never
-    /// read.)
-    fn tell_order(&self, peer: &Slot) {
-        let Some(own) = self.own() else { return };
-        if peer.consumed.load(Relaxed) >= self.ordered_to.load(Relaxed) {
-            let ended = own.flags.load(Relaxed) & FIN != 0;
-            self.ordered_to.store(own.produced.load(Relaxed) + u64::from(ended), Relaxed);
+    /// Wants to be told when there is something new to read, counted from here. False: the peer is another process, and does not
+    /// tell that.
+    pub fn renew_order(&self) -> bool {
+        let Some(own) = self.own().filter(|o| o.want.load(Relaxed) & WANT_ORDER != 0) else { return false };
+        own.want.fetch_add(1 << WANT_SHIFT, SeqCst);
+        true
+    }
+
+    /// Says when the peer came to have something to read after it has looked last. As in the kernel, where an item stays on
+    /// the list until somebody asks for events, it may have read that by then, and more may have come.
+    fn tell_order(&self, want: u32) {
+        let seq = (want >> WANT_SHIFT).wrapping_add(1);
+        if let Some(own) = self.own().filter(|_| self.ordered.swap(seq, AcqRel) != seq) {
             own.order.store(crate::epoll::next_order(), Release);
         }
     }

@@ -312,6 +312,7 @@ impl Set {
         drop(sg);
         drop(lg);
         if managed {
+            self.place_changed(fd, conn, ev.events);
             self.push_ready(fd, conn);
         }
         Ok(Change::Done)

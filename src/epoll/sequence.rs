@@ -13,7 +13,8 @@ static ORDER: AtomicU64 = AtomicU64::new(0);
 /// How much of an order is [`news`].
 const NEWS_BITS: u32 = 24;
 const NEWS_MASK: u32 = (1 << NEWS_BITS) - 1;
-/// In the place of an order: it has been on the list since it was reported.
+/// In the place of an order: it has been on the list since it was reported. As in the kernel, it stands before what became
+/// ready later.
 pub(super) const KEPT: u64 = 1;
 
 /// The program has sent something by TCP, or made a connection. If it is its own peer, that is ready before all that it
@@ -40,13 +41,14 @@ pub fn next_order() -> u64 {
     (ORDER.fetch_add(1, Relaxed) + 1) << NEWS_BITS | u64::from(news() & NEWS_MASK)
 }
 
-/// When `conn` came to have what it is reported for; 0 where its peer is another process. `kept`: see [`Item::kept`].
+/// When `conn` came to have what it is reported for; 0 where its peer is another process. `place`: not 0 if that is known of
+/// the item that was on the list, as [`KEPT`] or another order.
 #[inline]
-pub(super) fn order_of(conn: &Conn, kept: bool) -> u64 {
+pub(super) fn order_of(conn: &Conn, place: u64) -> u64 {
     match conn.peer().map_or(0, |p| p.order.load(Acquire)) {
         0 => 0,
-        _ if kept => KEPT,
-        order => order,
+        order if place == 0 => order,
+        _ => place,
     }
 }
 
@@ -63,6 +65,21 @@ pub(super) unsafe fn events_at<'a>(evs: *mut epoll_event, n: usize) -> &'a mut [
 }
 
 impl Set {
+    /// The item `fd` was added or changed: as in the kernel, its place is here and now if it is ready, and else where it
+    /// will be.
+    pub(super) fn place_changed(&self, fd: c_int, conn: &Conn, events: u32) {
+        if !conn.renew_order() {
+            return;
+        }
+        let ready = conn.readiness((events & !NOT_EVENTS) | ALWAYS) != 0;
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let inner = unsafe { &mut *self.inner.get() };
+        if let Some(i) = inner.items.get_mut(&Key::new(fd, conn)) {
+            i.place = if ready { next_order() } else { 0 };
+        }
+    }
+
     /// What the item that `event` is of was reported with.
     fn order_in(inner: &Inner, event: &Event) -> u64 {
         // SAFETY: so many bytes can be read, wherever they lie.

@@ -12,8 +12,8 @@ use super::sequence::{events_at, news, order_of, KEPT};
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
 /// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
-/// its events, how often those who wait for the connection had changed, and whether it was [`Item::kept`].
-type Candidate = (Key, &'static Conn, (u32, u32), u32, u32, bool);
+/// its events, how often those who wait for the connection had changed, and [`Item::place`].
+type Candidate = (Key, &'static Conn, (u32, u32), u32, u32, u64);
 
 /// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
 #[inline]
@@ -80,8 +80,8 @@ impl Set {
                             left -= 1;
                         } else if i.managed && !i.spent {
                             let seats = i.conn.local().seats.load(SeqCst);
-                            let kept = core::mem::take(&mut i.kept);
-                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats, kept));
+                            let place = core::mem::take(&mut i.place);
+                            batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats, place));
                             n += 1;
                         }
                     }
@@ -92,7 +92,7 @@ impl Set {
                 break;
             }
             left -= n;
-            for (key, conn, which, events, seats, kept) in batch[..n].iter().flatten().copied() {
+            for (key, conn, which, events, seats, place) in batch[..n].iter().flatten().copied() {
                 chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
                 let (mut got, mut news) = (0, News::default());
@@ -145,14 +145,14 @@ impl Set {
                     continue;
                 }
                 out += 1;
-                i.order = order_of(conn, kept);
+                i.order = order_of(conn, place);
                 ordered += usize::from(i.order > KEPT);
                 // Of several calls the one that began last: this one may have been slow.
                 i.round = i.round.max(round);
                 if i.events & ONESHOT != 0 {
                     i.spent = true;
                 } else if i.events & ET == 0 && !i.listed {
-                    (i.listed, i.kept) = (true, true);
+                    (i.listed, i.place) = (true, KEPT);
                     inner.ready.push_back(key);
                     self.listed.store(inner.ready.len() as u32, SeqCst);
                 }

@@ -28,6 +28,7 @@ mod polling;
 mod pool;
 mod procs;
 mod returns;
+mod sequence;
 mod sets;
 mod signals;
 mod stdio;
@@ -77,6 +78,7 @@ fn all() -> Vec<Check> {
         environs::CHECKS,
         unread::CHECKS,
         returns::CHECKS,
+        sequence::CHECKS,
         sets::CHECKS,
         heirs::CHECKS,
         stdio::CHECKS,
