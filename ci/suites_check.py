@@ -109,6 +109,7 @@ FLAKY = [
     ("libuv-processes", ".*", r"timer_from_check", "fails natively now and then"),
     ("libuv-processes", ".*", r"spawn_exercise_sigchld_issue", "gives 101 processes, one after the other, 5 s; fails on a busy machine"),
     ("rust-processes", ".*", r"polling-.*", "adds blocking sockets to epoll sets by system calls that the library does not see, after they have moved"),
+    ("node", ".*", r"parallel/test-http-writable-true-after-close\.js", "wants the end of one connection to be told before the bytes of another; one closed in the middle of a move (3 in 100 runs) ends later"),
     ("node", "chaos", r"parallel/test-http2-forget-closed-streams\.js", "10,000 requests, one after the other, get a minute here; chaos holds calls up for as long as 15 ms"),
     ("erlang", ".*", r"gen_tcp_misc_SUITE:accept_timeouts.*", "gives an accept 100 ms; fails on a busy machine"),
     ("php", "chaos", r"sapi/cli/tests/upload_2G\.phpt", "sends 2 GB in a minute; chaos holds calls up for as long as 15 ms"),
