@@ -85,8 +85,10 @@ struct Item {
     listed: bool,
     /// What is known of its place there already: [`sequence::order_of`].
     place: u64,
-    /// When it became ready that was reported last, or since when it may be: [`sequence::order_of`].
+    /// When it became ready that was reported last: [`sequence::order_of`].
     order: u64,
+    /// What the peer had said of that when it was looked at last.
+    order_seen: u64,
     /// A one-shot that has fired. If it has gone back to the kernel's since, the set there does not have it until it is armed:
     /// errors and ends would make it ready once more, and with it the set.
     spent: bool,
@@ -128,6 +130,7 @@ impl Item {
             listed,
             place: 0,
             order: 0,
+            order_seen: 0,
             spent,
             away,
             moving,
@@ -473,7 +476,7 @@ impl Set {
         let key = Key::new(fd, conn);
         match inner.items.get_mut(&key) {
             Some(i) if i.managed && !i.listed && !i.spent && i.events & but == 0 => {
-                i.listed = true;
+                (i.listed, i.place) = (true, 0);
                 inner.ready.push_back(key);
                 self.listed.store(inner.ready.len() as u32, SeqCst);
                 true

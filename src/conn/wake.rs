@@ -178,12 +178,16 @@ impl Conn {
         }
     }
 
-    /// Wants to be told when there is something new to read, counted from here. False: the peer is another process, and does not
-    /// tell that.
-    pub fn renew_order(&self) -> bool {
-        let Some(own) = self.own().filter(|o| o.want.load(Relaxed) & WANT_ORDER != 0) else { return false };
-        own.want.fetch_add(1 << WANT_SHIFT, SeqCst);
-        true
+    /// Whether the peer, in this process, tells when there is something to read.
+    pub fn knows_order(&self) -> bool {
+        self.own().is_some_and(|o| o.want.load(Relaxed) & WANT_ORDER != 0)
+    }
+
+    /// Wants to be told when there is something new to read from here on.
+    pub fn renew_order(&self) {
+        if let Some(own) = self.own() {
+            own.want.fetch_add(1 << WANT_SHIFT, SeqCst);
+        }
     }
 
     /// Says when the peer came to have something to read after it has looked last. As in the kernel, where an item stays on

@@ -302,6 +302,7 @@ impl Set {
             _ => return Err(libc::EINVAL),
         }
         let c = self.begin_change();
+        let was = inner.items.get(&key).map_or(0, |i| if i.spent { 0 } else { i.events });
         let item = inner.items.change(&c).entry(key).or_insert_with(|| Item::new(conn, &ev, managed));
         drop(c);
         self.item_changed(item, &ev, managed);
@@ -312,8 +313,8 @@ impl Set {
         drop(sg);
         drop(lg);
         if managed {
-            self.place_changed(fd, conn, ev.events);
             self.push_ready(fd, conn);
+            self.changed_in_order(fd, conn, was, ev.events);
         }
         Ok(Change::Done)
     }

@@ -1,6 +1,7 @@
 //! Which came first: what this process has told itself by one ring or another, or what it has given the kernel. A program that
 //! is its own peer counts on that. Of other processes nothing tells.
 
+use super::wait::IN;
 use super::*;
 
 /// This process has given the kernel something since [`news`] was asked last, ...
@@ -65,26 +66,38 @@ pub(super) unsafe fn events_at<'a>(evs: *mut epoll_event, n: usize) -> &'a mut [
 }
 
 impl Set {
-    /// The item `fd` was added or changed: as in the kernel, its place is here and now if it is ready, and else where it
-    /// will be.
-    pub(super) fn place_changed(&self, fd: c_int, conn: &Conn, events: u32) {
-        if !conn.renew_order() {
+    /// The item `fd`, which waited for the events `was` (0: it is new, or had fired), waits for others. As in the kernel, it is
+    /// on the list already if one of `was` has come since it was looked at, or comes to it here and now if one of the others
+    /// is there.
+    pub(super) fn changed_in_order(&self, fd: c_int, conn: &Conn, was: u32, events: u32) {
+        if !conn.knows_order() {
             return;
         }
+        conn.renew_order();
         let ready = conn.readiness((events & !NOT_EVENTS) | ALWAYS) != 0;
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let inner = unsafe { &mut *self.inner.get() };
-        if let Some(i) = inner.items.get_mut(&Key::new(fd, conn)) {
-            i.place = if ready { next_order() } else { 0 };
+        let Some(i) = inner.items.get_mut(&Key::new(fd, conn)) else { return };
+        let said = order_of(conn, 0);
+        let has_come = core::mem::replace(&mut i.order_seen, said) != said && was & IN != 0;
+        match i.place {
+            0 if has_come => i.place = said,
+            0 if ready => i.place = next_order(),
+            _ => {}
         }
     }
 
-    /// What the item that `event` is of was reported with.
-    fn order_in(inner: &Inner, event: &Event) -> u64 {
+    /// The item that `event` is of.
+    fn item_of(inner: &Inner, event: &Event) -> Option<Key> {
         // SAFETY: so many bytes can be read, wherever they lie.
         let data = unsafe { event.as_ptr().cast::<epoll_event>().read_unaligned() }.u64;
-        inner.only(data).and_then(|k| inner.items.get(&k)).map_or(0, |i| i.order)
+        inner.only(data)
+    }
+
+    /// What it was reported with.
+    fn order_in(inner: &Inner, event: &Event) -> u64 {
+        Self::item_of(inner, event).and_then(|k| inner.items.get(&k)).map_or(0, |i| i.order)
     }
 
     /// Of some events of rings, puts those of peers in this process in their order, at the places that they have: an item
@@ -94,7 +107,7 @@ impl Set {
         const MOST: usize = 64;
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
-        let inner = unsafe { &*self.inner.get() };
+        let inner = unsafe { &mut *self.inner.get() };
         let mut some = [(0, 0); MOST];
         let mut n = 0;
         for (at, e) in events.iter().enumerate() {
@@ -105,13 +118,29 @@ impl Set {
             }
         }
         // By insertion: what is out of order is a place or two away.
+        let mut changed = false;
         for i in 1..n {
             let mut j = i;
             while j > 0 && some[j].0 < some[j - 1].0 {
-                let (a, b) = (some[j - 1].1, some[j].1);
-                events.swap(a, b);
+                events.swap(some[j - 1].1, some[j].1);
                 (some[j - 1].0, some[j].0) = (some[j].0, some[j - 1].0);
+                changed = true;
                 j -= 1;
+            }
+        }
+        if changed {
+            self.keep_in_order(inner, events);
+        }
+    }
+
+    /// Has those items that stay on the list do so in the order in which they were reported.
+    fn keep_in_order(&self, inner: &mut Inner, events: &[Event]) {
+        for e in events {
+            let Some(key) = Self::item_of(inner, e) else { continue };
+            let is_kept = inner.items.get(&key).is_some_and(|i| i.listed && i.place == KEPT);
+            if let Some(at) = inner.ready.iter().position(|k| is_kept && *k == key) {
+                inner.ready.remove(at);
+                inner.ready.push_back(key);
             }
         }
     }

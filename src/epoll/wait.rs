@@ -60,7 +60,7 @@ impl Set {
         }
         const BATCH: usize = 64;
         let (mut out, mut ordered) = (0, 0);
-        let mut left = self.listed.load(Relaxed) as usize;
+        let mut left = usize::MAX;
         while left > 0 && out < max {
             let mut batch: [Option<Candidate>; BATCH] = [None; BATCH];
             let mut n = 0;
@@ -68,6 +68,8 @@ impl Set {
                 let _g = self.lock.lock();
                 // SAFETY: guarded by `lock`.
                 let inner = unsafe { &mut *self.inner.get() };
+                // Once around: what stays on the list keeps its order.
+                left = left.min(inner.ready.len());
                 while n < BATCH.min(max - out).min(left) {
                     let Some(key) = inner.ready.pop_front() else { break };
                     if let Some(i) = inner.items.get_mut(&key) {
@@ -81,6 +83,7 @@ impl Set {
                         } else if i.managed && !i.spent {
                             let seats = i.conn.local().seats.load(SeqCst);
                             let place = core::mem::take(&mut i.place);
+                            i.order_seen = order_of(i.conn, 0);
                             batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats, place));
                             n += 1;
                         }
