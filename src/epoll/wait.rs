@@ -70,8 +70,9 @@ impl Set {
                 let inner = unsafe { &mut *self.inner.get() };
                 // Once around: what stays on the list keeps its order.
                 left = left.min(inner.ready.len());
-                while n < BATCH.min(max - out).min(left) {
+                while left > 0 && n < BATCH.min(max - out) {
                     let Some(key) = inner.ready.pop_front() else { break };
+                    left -= 1;
                     if let Some(i) = inner.items.get_mut(&key) {
                         i.listed = false;
                         // Another thread's call, which began later, may have overwritten that this one reported it.
@@ -79,7 +80,6 @@ impl Set {
                         if i.managed && !i.spent && (told || !wanted(i.conn)) {
                             i.listed = true;
                             inner.ready.push_back(key);
-                            left -= 1;
                         } else if i.managed && !i.spent {
                             let seats = i.conn.local().seats.load(SeqCst);
                             let place = core::mem::take(&mut i.place);
@@ -94,7 +94,6 @@ impl Set {
             if n == 0 {
                 break;
             }
-            left -= n;
             for (key, conn, which, events, seats, place) in batch[..n].iter().flatten().copied() {
                 chaos::stumble();
                 let mask = (events & !NOT_EVENTS) | ALWAYS;
