@@ -56,7 +56,7 @@ pub use listing::any_listed;
 use muted::{Moved, Muted};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
-pub use sequence::{kernel_has_news, next_order};
+pub use sequence::{kernel_has_news, next_order, own_peer};
 pub use shared::{is_shared, wanted};
 pub use wait::{look, wait};
 use whole::{Changing, Whole};
@@ -83,7 +83,7 @@ struct Item {
     data: u64,
     managed: bool,
     listed: bool,
-    /// What is known of its place there already: [`sequence::order_of`].
+    /// Since when, if its peer is in this process, and that is known: [`sequence::order_of`]. Or 0.
     place: u64,
     /// When it became ready that was reported last: [`sequence::order_of`].
     order: u64,

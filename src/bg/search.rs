@@ -463,6 +463,9 @@ impl Bg {
             }
         };
         l.own = process == self.process;
+        if l.own {
+            epoll::own_peer();
+        }
         let sock = l.sock;
         let Some(l) = link::publish(l, &mut self.retired) else {
             sys::close(sock);

@@ -11,12 +11,12 @@ static NEWS: AtomicU32 = AtomicU32::new(0);
 /// How often a ring of this process to itself came to have something to read.
 static ORDER: AtomicU64 = AtomicU64::new(0);
 
+/// Whether there is a ring of this process to itself.
+static IS_OWN_PEER: AtomicBool = AtomicBool::new(false);
+
 /// How much of an order is [`news`].
 const NEWS_BITS: u32 = 24;
 const NEWS_MASK: u32 = (1 << NEWS_BITS) - 1;
-/// In the place of an order: it has been on the list since it was reported. As in the kernel, it stands before what became
-/// ready later.
-pub(super) const KEPT: u64 = 1;
 
 /// The program has sent something by TCP, or made a connection. If it is its own peer, that is ready before all that it
 /// sends by a ring from now on.
@@ -37,13 +37,24 @@ pub(super) fn news() -> u32 {
     NEWS.load(Relaxed)
 }
 
-/// For [`crate::layout::Slot::order`]: more with each call, and what the kernel had been given by then. Never 0 or [`KEPT`].
+/// There will be a ring of this process to itself.
+pub fn own_peer() {
+    IS_OWN_PEER.store(true, Relaxed);
+}
+
+/// Whether that was so.
+#[inline]
+pub(super) fn is_own_peer() -> bool {
+    IS_OWN_PEER.load(Relaxed)
+}
+
+/// For [`crate::layout::Slot::order`]: more with each call, and what the kernel had been given by then. Never 0.
 pub fn next_order() -> u64 {
     (ORDER.fetch_add(1, Relaxed) + 1) << NEWS_BITS | u64::from(news() & NEWS_MASK)
 }
 
-/// When `conn` came to have what it is reported for; 0 where its peer is another process. `place`: not 0 if that is known of
-/// the item that was on the list, as [`KEPT`] or another order.
+/// When `conn` came to have what it is reported for; 0 where its peer is another process. `place`: not 0 if it is known
+/// since when the item is on the list.
 #[inline]
 pub(super) fn order_of(conn: &Conn, place: u64) -> u64 {
     match conn.peer().map_or(0, |p| p.order.load(Acquire)) {
@@ -88,59 +99,42 @@ impl Set {
         }
     }
 
-    /// The item that `event` is of.
-    fn item_of(inner: &Inner, event: &Event) -> Option<Key> {
+    /// What the item that `event` is of was reported with.
+    fn order_in(inner: &Inner, event: &Event) -> u64 {
         // SAFETY: so many bytes can be read, wherever they lie.
         let data = unsafe { event.as_ptr().cast::<epoll_event>().read_unaligned() }.u64;
-        inner.only(data)
+        inner.only(data).and_then(|k| inner.items.get(&k)).map_or(0, |i| i.order)
     }
 
-    /// What it was reported with.
-    fn order_in(inner: &Inner, event: &Event) -> u64 {
-        Self::item_of(inner, event).and_then(|k| inner.items.get(&k)).map_or(0, |i| i.order)
-    }
-
-    /// Of some events of rings, puts those of peers in this process in their order, at the places that they have: an item
-    /// may be on the list since long before anything came.
+    /// Puts those items on the list whose peers are in this process in their order, at the places that they have: an item
+    /// may have been listed before anything came.
     #[cold]
-    pub(super) fn put_in_order(&self, events: &mut [Event]) {
+    pub(super) fn put_in_order(inner: &mut Inner) {
         const MOST: usize = 64;
-        let _g = self.lock.lock();
-        // SAFETY: guarded by `lock`.
-        let inner = unsafe { &mut *self.inner.get() };
         let mut some = [(0, 0); MOST];
         let mut n = 0;
-        for (at, e) in events.iter().enumerate() {
-            let order = Self::order_in(inner, e);
-            if order > KEPT && n < MOST {
-                some[n] = (order, at);
-                n += 1;
+        for (at, key) in inner.ready.iter().enumerate() {
+            let Some(i) = inner.items.get(key).filter(|i| i.managed) else { continue };
+            let said = order_of(i.conn, 0);
+            if said == 0 || n == MOST {
+                continue;
             }
+            let order = match i.place {
+                // Nothing has come since it was looked at.
+                0 if said == i.order_seen => u64::MAX,
+                0 => said,
+                place => place,
+            };
+            some[n] = (order, at);
+            n += 1;
         }
         // By insertion: what is out of order is a place or two away.
-        let mut changed = false;
         for i in 1..n {
             let mut j = i;
             while j > 0 && some[j].0 < some[j - 1].0 {
-                events.swap(some[j - 1].1, some[j].1);
+                inner.ready.swap(some[j - 1].1, some[j].1);
                 (some[j - 1].0, some[j].0) = (some[j].0, some[j - 1].0);
-                changed = true;
                 j -= 1;
-            }
-        }
-        if changed {
-            self.keep_in_order(inner, events);
-        }
-    }
-
-    /// Has those items that stay on the list do so in the order in which they were reported.
-    fn keep_in_order(&self, inner: &mut Inner, events: &[Event]) {
-        for e in events {
-            let Some(key) = Self::item_of(inner, e) else { continue };
-            let is_kept = inner.items.get(&key).is_some_and(|i| i.listed && i.place == KEPT);
-            if let Some(at) = inner.ready.iter().position(|k| is_kept && *k == key) {
-                inner.ready.remove(at);
-                inner.ready.push_back(key);
             }
         }
     }
@@ -158,7 +152,7 @@ impl Set {
         let mut first = 0;
         for i in 0..events.len() {
             let order = Self::order_in(inner, &events[i]);
-            if order == KEPT || order > KEPT && order as u32 & NEWS_MASK == heard & NEWS_MASK {
+            if order != 0 && order as u32 & NEWS_MASK == heard & NEWS_MASK {
                 events[first..=i].rotate_right(1);
                 first += 1;
             }

@@ -7,7 +7,7 @@ use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
 use crate::{chaos, pump};
 
-use super::sequence::{events_at, news, order_of, KEPT};
+use super::sequence::{events_at, is_own_peer, news, order_of};
 
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
@@ -59,8 +59,9 @@ impl Set {
             return 0;
         }
         const BATCH: usize = 64;
-        let (mut out, mut ordered) = (0, 0);
+        let mut out = 0;
         let mut left = usize::MAX;
+        let mut in_order = !is_own_peer();
         while left > 0 && out < max {
             let mut batch: [Option<Candidate>; BATCH] = [None; BATCH];
             let mut n = 0;
@@ -68,6 +69,9 @@ impl Set {
                 let _g = self.lock.lock();
                 // SAFETY: guarded by `lock`.
                 let inner = unsafe { &mut *self.inner.get() };
+                if !core::mem::replace(&mut in_order, true) {
+                    Self::put_in_order(inner);
+                }
                 // Once around: what stays on the list keeps its order.
                 left = left.min(inner.ready.len());
                 while left > 0 && n < BATCH.min(max - out) {
@@ -148,21 +152,17 @@ impl Set {
                 }
                 out += 1;
                 i.order = order_of(conn, place);
-                ordered += usize::from(i.order > KEPT);
                 // Of several calls the one that began last: this one may have been slow.
                 i.round = i.round.max(round);
                 if i.events & ONESHOT != 0 {
                     i.spent = true;
                 } else if i.events & ET == 0 && !i.listed {
-                    (i.listed, i.place) = (true, KEPT);
+                    // As in the kernel, it stands before what becomes ready later.
+                    (i.listed, i.place) = (true, if i.order != 0 { next_order() } else { 0 });
                     inner.ready.push_back(key);
                     self.listed.store(inner.ready.len() as u32, SeqCst);
                 }
             }
-        }
-        if ordered > 1 {
-            // SAFETY: so many were written there, for this call.
-            self.put_in_order(unsafe { events_at(evs, out) });
         }
         let b = self.bell.load(Relaxed);
         if self.listed.load(SeqCst) > 0 && b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {
