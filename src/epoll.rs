@@ -85,6 +85,8 @@ struct Item {
     listed: bool,
     /// Since when, if its peer is in this process, and that is known: [`sequence::order_of`]. Or 0.
     place: u64,
+    /// How many looks at the list have left it there, behind others, because nothing was said to have come.
+    passed_by: u32,
     /// When it became ready that was reported last: [`sequence::order_of`].
     order: u64,
     /// What the peer had said of that when it was looked at last.
@@ -129,6 +131,7 @@ impl Item {
             managed,
             listed,
             place: 0,
+            passed_by: 0,
             order: 0,
             order_seen: 0,
             spent,

@@ -111,17 +111,24 @@ impl Set {
     #[cold]
     pub(super) fn put_in_order(inner: &mut Inner) {
         const MOST: usize = 64;
+        const PATIENCE: u32 = 32;
         let mut some = [(0, 0); MOST];
         let mut n = 0;
         for (at, key) in inner.ready.iter().enumerate() {
-            let Some(i) = inner.items.get(key).filter(|i| i.managed) else { continue };
+            let Some(i) = inner.items.get_mut(key).filter(|i| i.managed) else { continue };
             let said = order_of(i.conn, 0);
             if said == 0 || n == MOST {
                 continue;
             }
+            // Most often nothing has come; but of room nobody says so. It comes last, where there is room for it in the
+            // program's array, but not for ever.
+            let unsaid = i.place == 0 && said == i.order_seen;
+            i.passed_by += u32::from(unsaid);
+            if unsaid && i.passed_by > PATIENCE {
+                i.place = next_order();
+            }
             let order = match i.place {
-                // Nothing has come since it was looked at.
-                0 if said == i.order_seen => u64::MAX,
+                0 if unsaid => u64::MAX,
                 0 => said,
                 place => place,
             };

@@ -87,7 +87,7 @@ impl Set {
                         } else if i.managed && !i.spent {
                             let seats = i.conn.local().seats.load(SeqCst);
                             let place = core::mem::take(&mut i.place);
-                            i.order_seen = order_of(i.conn, 0);
+                            (i.order_seen, i.passed_by) = (order_of(i.conn, 0), 0);
                             batch[n] = Some((key, i.conn, (i.gen, i.changes), i.events, seats, place));
                             n += 1;
                         }

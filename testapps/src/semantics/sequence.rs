@@ -5,7 +5,9 @@ use super::found::{has_left, pair};
 use super::Check;
 use crate::prng::Rng;
 use crate::{ensure, same, sys};
-use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, POLLIN};
+use libc::{
+    EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, POLLIN,
+};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -13,6 +15,7 @@ use std::time::Instant;
 pub const CHECKS: &[Check] = &[
     ("own-connections-in-order", |cx| in_order(cx, false)),
     ("own-connections-in-order-just-added", |cx| in_order(cx, true)),
+    ("own-connections-each-in-its-turn", in_turn),
     ("own-connections-in-the-kernels-order", |cx| as_the_kernel(cx, 0)),
     ("own-connections-in-the-kernels-order-one-shot", |cx| as_the_kernel(cx, EPOLLONESHOT)),
     ("own-connections-in-the-kernels-order-edges", |cx| as_the_kernel(cx, EPOLLET)),
@@ -76,6 +79,37 @@ fn in_order(cx: &mut Cx, late: bool) -> Res {
 fn ends() -> Result<[RawFd; 2], Why> {
     let (a, b) = pair()?;
     Ok([a, b])
+}
+
+/// Two connections always have something to read, and a third has room again: who asks for one event at a time hears of it, too.
+fn in_turn(cx: &mut Cx) -> Res {
+    let is_to_leave = cx.is_to_leave() && !goes_by_rdma();
+    let ep = sys::epoll_create()?;
+    let mut fds = vec![];
+    for name in [OLD, OTHER, BY_TCP] {
+        let [a, b] = ends()?;
+        let left = has_left(a, b, if is_to_leave { 40 } else { 2 })?;
+        ensure!(left || !is_to_leave, "they never left TCP");
+        let events = if name == BY_TCP { EPOLLOUT } else { EPOLLIN };
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, a, events as u32, name)?;
+        if name == BY_TCP {
+            while sys::send(a, &[0; 4096], MSG_DONTWAIT).is_ok() {}
+        } else {
+            sys::write_all(b, b"x")?;
+        }
+        fds.extend([a, b]);
+    }
+    for _ in 0..10 {
+        ensure!(!sys::epoll_wait(ep, 1, 1000)?.is_empty(), "nothing is told");
+    }
+    let began = Instant::now();
+    let mut got = [0; 65536];
+    while !told(ep, 1)?.contains(&BY_TCP) {
+        ensure!(began.elapsed().as_secs() < 3, "nobody tells that there is room");
+        let _ = sys::recv(fds[5], &mut got, MSG_DONTWAIT);
+    }
+    fds.into_iter().chain([ep]).try_for_each(sys::close)?;
+    Ok(())
 }
 
 /// The same is done to connections in one set and to pairs of Unix sockets, which never leave the kernel, in another, at
