@@ -107,17 +107,17 @@ impl Set {
     }
 
     /// Puts those items on the list whose peers are in this process in their order, at the places that they have: an item
-    /// may have been listed before anything came.
+    /// may have been listed before anything came. (Of the first ones: where there are many, a program takes many.)
     #[cold]
     pub(super) fn put_in_order(inner: &mut Inner) {
         const MOST: usize = 64;
         const PATIENCE: u32 = 32;
         let mut some = [(0, 0); MOST];
         let mut n = 0;
-        for (at, key) in inner.ready.iter().enumerate() {
+        for (at, key) in inner.ready.iter().enumerate().take(MOST) {
             let Some(i) = inner.items.get_mut(key).filter(|i| i.managed) else { continue };
             let said = order_of(i.conn, 0);
-            if said == 0 || n == MOST {
+            if said == 0 {
                 continue;
             }
             // Most often nothing has come; but of room nobody says so. It comes last, where there is room for it in the
