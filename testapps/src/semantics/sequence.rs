@@ -137,6 +137,8 @@ fn as_the_kernel(cx: &mut Cx, how: i32) -> Res {
         pairs.push(([a, c], [b, d]));
     }
     let mut rng = Rng::new(71);
+    let by_tcp = || pairs.iter().map(|(here, _)| sys::tcp_bytes(here[0])).collect::<Result<Vec<_>, _>>();
+    let before = by_tcp()?;
     let mut did = vec![];
     let mut is_in = [true; PAIRS];
     for step in 0..STEPS {
@@ -179,6 +181,7 @@ fn as_the_kernel(cx: &mut Cx, how: i32) -> Res {
             _ => {}
         }
     }
+    ensure!(!is_to_leave || by_tcp()? == before, "they went by TCP");
     sets.into_iter().chain(pairs.into_iter().flat_map(|(a, b)| [a, b].concat())).try_for_each(sys::close)?;
     Ok(())
 }
