@@ -20,10 +20,19 @@ fn recv_exact(fd: i32, b: &mut [u8], busy: bool) -> Result<bool, i32> {
     Ok(true)
 }
 
-/// `pingpong-server [--port P] [--size S] [--busy] [--conns N]`: one thread per connection.
+/// Waits for a message, and then `us` longer before it is read: whoever writes it finds as little room as there is.
+fn rest(fd: i32, us: u64) {
+    if us > 0 {
+        let _ = sys::poll1(fd, libc::POLLIN, -1);
+        std::thread::sleep(std::time::Duration::from_micros(us));
+    }
+}
+
+/// `pingpong-server [--port P] [--size S] [--busy] [--conns N] [--rest-us R]`: one thread per connection.
 pub fn server(a: &Args) -> i32 {
     util::install_term();
     let (size, busy) = (a.num("size", 64) as usize, a.has("busy"));
+    let rest_us = a.num("rest-us", 0);
     let limit = util::conn_limit(a, 0);
     let l = util::announce(a.num("port", 0) as u16);
     let mut threads = Vec::new();
@@ -31,7 +40,9 @@ pub fn server(a: &Args) -> i32 {
         threads.push(std::thread::spawn(move || {
             let mut b = vec![0; size];
             let mut n = 0u64;
-            while let Ok(true) = recv_exact(fd, &mut b, busy) {
+            loop {
+                rest(fd, rest_us);
+                let Ok(true) = recv_exact(fd, &mut b, busy) else { break };
                 // The answer is the request with every byte turned over, so that an echo by
                 // mistake cannot pass.
                 b.iter_mut().for_each(|x| *x = !*x);
@@ -50,10 +61,12 @@ pub fn server(a: &Args) -> i32 {
     0
 }
 
-/// `pingpong-client --port P [--size S] [--count N] [--busy] [--pause-us U [--burst B]]`: pauses after every `B` rounds.
+/// `pingpong-client --port P [--size S] [--count N] [--busy] [--rest-us R] [--pause-us U [--burst B]]`: pauses after every `B`
+/// rounds.
 pub fn client(a: &Args) -> i32 {
     let (size, busy) = (a.num("size", 64) as usize, a.has("busy"));
     let count = a.num("count", 10_000);
+    let rest_us = a.num("rest-us", 0);
     let (pause, burst) = (a.num("pause-us", 0), a.num("burst", 1));
     let fd = sys::connect(a.num("port", 0) as u16).unwrap_or_else(|e| die(&sys::strerror(e)));
     let (mut out, mut inp) = (vec![0; size], vec![0; size]);
@@ -65,6 +78,7 @@ pub fn client(a: &Args) -> i32 {
             eprintln!("send {i}: {}", sys::strerror(e));
             return 1;
         }
+        rest(fd, rest_us);
         match recv_exact(fd, &mut inp, busy) {
             Ok(true) => {}
             Ok(false) => {
