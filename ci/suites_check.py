@@ -2,12 +2,13 @@
 """Test suites that others wrote, natively and preloaded in one go: CPython's,
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
-Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PHP's,
-APR's, Bash's and GNU make's (for `--pairs`), lighttpd's, libmicrohttpd's,
-MariaDB's, nng's, OpenSSH's, POCO's, pyftpdlib's and other Python servers', redis-py's, rsync's, socat's, stunnel's,
-Tcl's, ZeroMQ's. Both ends of nearly all their connections are in
-the preloaded processes, so these must leave TCP: a suite of which no
-connection did counts as failed.
+Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PgBouncer's,
+PHP's, APR's, Boost.Asio's, Bash's and GNU make's (for `--pairs`), lighttpd's,
+libmicrohttpd's, MariaDB's, nng's, OpenLDAP's, OpenSSH's, POCO's, pyftpdlib's
+and other Python servers', redis-py's, rsync's, socat's, stunnel's, Tcl's,
+ZeroMQ's. Both ends of nearly all their connections are in the preloaded
+processes, so these must leave TCP: a suite of which no connection did counts
+as failed.
 
 Each suite runs in three variants: native; `rings`, where connections move at
 once; `chaos`, where they move and return at random moments. What passes
@@ -31,8 +32,8 @@ import time
 
 from preload_lib import default_preload
 from suites import (
-    apr, bash, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, make, mariadb,
-    memcached, microhttpd, mosquitto, nng, node, openssh, perl, php, poco, postgres, pypi, redis, redispy, rsync, ruby, socat, stunnel, tcl,
+    apr, asio, bash, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, make, mariadb,
+    memcached, microhttpd, mosquitto, nng, node, openldap, openssh, perl, pgbouncer, php, poco, postgres, pypi, redis, redispy, rsync, ruby, socat, stunnel, tcl,
     uvloop, zeromq,
 )
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
@@ -54,6 +55,7 @@ SUITES = {
 # chaos variant does not keep.
 BY_NAME = {
     "apr": apr.prepare,
+    "asio": asio.prepare,
     "bash": bash.prepare,
     "cpython-processes": cpython.prepare_processes,
     "curl": curl.prepare,
@@ -71,8 +73,10 @@ BY_NAME = {
     "mosquitto": mosquitto.prepare,
     "nng": nng.prepare,
     "node-processes": node.prepare_processes,
+    "openldap": openldap.prepare,
     "openssh": openssh.prepare,
     "perl": perl.prepare,
+    "pgbouncer": pgbouncer.prepare,
     "php": php.prepare,
     "poco": poco.prepare,
     "pypi": pypi.prepare,
@@ -104,6 +108,7 @@ FLAKY = [
     ("uvloop", ".*", r"test_sockets:.*cancel_sock_sendall", "gives a send of 200 MB 0.2 s; fails natively on a busy machine"),
     ("haproxy", "chaos", r"reg-tests/checks/http-check\.vtc", "gives a health check 100 ms; chaos holds calls up for as long as 15 ms"),
     ("haproxy", "chaos", r"reg-tests/log/load_balancing\.vtc", "gives 500 exchanges, one after the other, 10 s; chaos holds calls up for as long as 15 ms"),
+    ("openldap", "chaos", r"test060-mt-hot", "makes 50,000 requests, one after the other, in 280 s; chaos holds calls up for as long as 15 ms"),
     ("libuv", "chaos", r"tcp_ping_pong", "gives 1,000 exchanges, one after the other, 5 s; chaos holds calls up for as long as 15 ms"),
     ("libuv-processes", "chaos", r"shutdown_eof|run_nowait|timer_from_check", "has a timer of 100 ms and less from before its first round; chaos holds calls up for as long as 15 ms"),
     ("libuv-processes", ".*", r"timer_from_check", "fails natively now and then"),
