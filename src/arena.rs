@@ -32,7 +32,7 @@ static ENOUGH: AtomicU32 = AtomicU32::new(LEAST);
 static TIDYING: AtomicBool = AtomicBool::new(false);
 static LOCK: Lock = Lock::new();
 
-fn make() -> Option<Arena> {
+fn make(name: [u8; 64]) -> Option<Arena> {
     let conns = shm::anon_shared(CAPACITY * size_of::<Conn>()).ok()?;
     let locals = shm::anon_private(CAPACITY * size_of::<Local>()).ok()?;
     let (fd, map) = shm::create_owned(b"ringsock-state\0", STATS_BYTES).ok()?;
@@ -48,8 +48,6 @@ fn make() -> Option<Arena> {
     h.version.store(stats::VERSION, Relaxed);
     h.pid.store(crate::process::pid(), Relaxed);
     h.capacity.store(CAPACITY as u32, Relaxed);
-    let mut name = [0u8; 64];
-    crate::process::program_name(&mut name);
     for (to, from) in h.program.iter().zip(name) {
         to.store(from, Relaxed);
     }
@@ -70,9 +68,11 @@ fn arena() -> Option<&'static Arena> {
     if let Some(a) = unsafe { ARENA.load(Acquire).as_ref() } {
         return Some(a);
     }
+    let mut name = [0u8; 64];
+    crate::process::program_name(&mut name);
     let _g = LOCK.lock();
     if ARENA.load(Acquire).is_null() {
-        let a = make()?;
+        let a = make(name)?;
         ARENA.store(Box::into_raw(Box::new(a)), Release);
     }
     // SAFETY: as above.

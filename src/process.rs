@@ -135,8 +135,17 @@ pub fn random(buf: &mut [u8]) {
     }
 }
 
-/// The program's name (comm), NUL-padded.
+/// The program's name (comm), NUL-padded. That is the main thread's: others have names of their own, as those of a JVM and ours.
 pub fn program_name(to: &mut [u8; 64]) {
+    if crate::thread::tid() != pid() {
+        if let Ok(file) = crate::textfile::TextFile::read(b"/proc/self/comm\0", 64) {
+            let name = file.bytes().trim_ascii_end();
+            if let (Some(to), false) = (to.get_mut(..name.len()), name.is_empty()) {
+                to.copy_from_slice(name);
+                return;
+            }
+        }
+    }
     // SAFETY: PR_GET_NAME writes at most 16 bytes.
     let _ = unsafe { sys!(libc::SYS_prctl, libc::PR_GET_NAME, to.as_mut_ptr()) };
 }
@@ -626,4 +635,21 @@ pub unsafe fn fds_in(control: *const libc::c_void, len: usize, mut each: impl Fn
 /// Whether an fd is the library's own.
 pub fn is_own_fd(fd: i32) -> bool {
     is_active() && fdhigh::is_ours(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_program_has_the_name_of_its_main_thread() {
+        let of_main = std::fs::read(format!("/proc/self/task/{}/comm", super::for_tests())).unwrap();
+        let other = std::thread::Builder::new().name("of-its-own".into()).spawn(|| {
+            let mut name = [0; 64];
+            super::program_name(&mut name);
+            name
+        });
+        let name = other.unwrap().join().unwrap();
+        let (text, rest) = name.split_at(of_main.len() - 1);
+        assert_eq!(text, of_main.trim_ascii_end());
+        assert!(rest.iter().all(|&b| b == 0));
+    }
 }
