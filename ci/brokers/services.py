@@ -104,6 +104,10 @@ writable = yes
     return f"{3 * times} files of 21 MB written and read back, all equal"
 
 
+# (Where rings are forbidden no child makes its own what its parent has accepted, and the parent is killed: nobody reports.)
+samba.variants = ("plain", "both", "server-only", "client-only")
+
+
 def nbd(run):
     """nbdkit, a network block device of threads, and nbdcopy, with several connections and many requests under way."""
     program, copy = need("nbdkit", "nbdcopy")
