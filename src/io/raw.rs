@@ -173,11 +173,16 @@ pub(super) fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
 
 /// The background thread waits for a moment in which no thread is inside the kernel with this
 /// connection: a call that may wait anyway lets it have that moment. One that may not does so for hardly longer than until
-/// the next try: a program that does nothing but send would else be inside each time.
+/// the next try, and if nobody else is inside: a program that does nothing but send would else be inside each time.
 fn stand_back(conn: &Conn, may_wait: bool) {
-    if conn.hold.load(SeqCst) {
+    let held = || {
+        let local = conn.local();
+        let inside = || local.rx_inflight.load(SeqCst) > 0 || local.tx_inflight.load(SeqCst) > 0;
+        conn.hold.load(SeqCst) && (may_wait || !inside())
+    };
+    if held() {
         let epoch = conn.epoch.load(SeqCst);
-        if conn.hold.load(SeqCst) {
+        if held() {
             conn.local().fut_rx.fetch_add(1, SeqCst);
             let _ = crate::sync::futex_wait(&conn.epoch, epoch, if may_wait { 5_000_000 } else { 1_000_000 });
             conn.local().fut_rx.fetch_sub(1, SeqCst);
