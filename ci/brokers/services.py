@@ -18,7 +18,7 @@ MODULES = "/usr/lib/apache2/modules"
 
 
 def apache(run):
-    """Apache's web server with its event module: an epoll set that several threads share, one-shot, and sendfile."""
+    """Apache's web server with its event module: processes with threads, and files by sendfile."""
     program = need("apache2")
     files, port = files_of(run), free_port()
     conf = f"""ServerRoot {run.dir}
@@ -55,7 +55,7 @@ def varnish(run):
 
 
 def samba(run):
-    """Samba: a process for each client; large files go by sendfile and are received by splice."""
+    """Samba: a process for each client; it is asked to send files by sendfile, and to receive them by splice."""
     program, client = need("smbd", "smbclient")
     if not root():
         raise Skipped("Samba's server runs as root only")
