@@ -109,6 +109,8 @@ pub struct Conn {
     pub bequeathed: AtomicBool,
     /// `TCP_CORK`.
     pub corked: AtomicBool,
+    /// `TCP_INQ`, while it is managed.
+    pub inq: AtomicBool,
     /// The last send by TCP had `MSG_MORE`.
     pub more: AtomicBool,
     /// When the first byte in the ring was written that the peer is not shown (`io/held.rs`), in ns of `CLOCK_MONOTONIC`; 0:
@@ -262,6 +264,7 @@ impl Conn {
             &mut self.suspected,
             &mut self.bequeathed,
             &mut self.corked,
+            &mut self.inq,
             &mut self.more,
             &mut self.held_watched,
             &mut self.grown,

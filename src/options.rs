@@ -31,6 +31,16 @@ pub fn read_options(c: &Conn, fd: c_int) {
     read_timeouts(c, fd);
 }
 
+/// Notes what decides how calls behave on a ring. It may have been set before the library knew the connection, or by another
+/// process. Under both locks.
+pub fn take(c: &Conn, fd: c_int) {
+    take_lowat(c, fd);
+    let option = |name: c_int| sys::sockopt_int(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
+    c.corked.store(option(libc::TCP_CORK) != 0, SeqCst);
+    c.inq.store(option(libc::TCP_INQ) != 0, Relaxed);
+    c.segment.store(option(libc::TCP_MAXSEG) as u32, Relaxed);
+}
+
 /// A program that says nothing of what it does may have the connection, too, which is on TCP then: what it may have set is asked of
 /// the kernel.
 pub fn reread(c: &Conn) {
@@ -77,7 +87,7 @@ fn note_lowat(c: &Conn, fd: c_int) {
 
 /// Notes the socket's `SO_RCVLOWAT`, and takes it from the kernel. While the connection is managed the kernel's is 1, because marks and frames are
 /// shorter than what a program may wait for, and whoever sleeps there must be woken by them.
-pub fn take_lowat(c: &Conn, fd: c_int) {
+fn take_lowat(c: &Conn, fd: c_int) {
     note_lowat(c, fd);
     set_lowat(c, fd, 1);
 }
@@ -218,13 +228,11 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 
 /// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
 pub fn uses_feature(fd: c_int) -> bool {
-    const ON: [(c_int, c_int); 6] = [
+    const ON: [(c_int, c_int); 4] = [
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
         (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
-        (libc::IPPROTO_TCP, libc::TCP_INQ),
     ];
     let mut name = [0u8; 16];
     let mut len = name.len() as socklen_t;
@@ -407,21 +415,24 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         (
             libc::SOL_SOCKET,
             libc::SO_ZEROCOPY
-                | libc::SO_OOBINLINE
                 | libc::SO_TIMESTAMP
                 | libc::SO_TIMESTAMPNS
                 | libc::SO_TIMESTAMPING
                 | libc::SO_PEEK_OFF
                 | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
-        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ)
+        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
     );
     let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
-    if !feature && level != libc::SOL_SOCKET && !tcp {
+    let counts = (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ);
+    if !feature && level != libc::SOL_SOCKET && !tcp && !counts {
         return Outcome::Bypass;
     }
     // Many programs set these first; of such a connection nothing is kept that they would change.
-    let usual =
-        matches!((level, name), (libc::IPPROTO_TCP, libc::TCP_NODELAY) | (libc::SOL_SOCKET, libc::SO_KEEPALIVE));
+    let usual = matches!(
+        (level, name),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_INQ)
+            | (libc::SOL_SOCKET, libc::SO_KEEPALIVE | libc::SO_OOBINLINE)
+    );
     if usual && table::fresh(fd).is_some() {
         return Outcome::Bypass;
     }
@@ -452,6 +463,11 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     // SAFETY: as for the call.
     let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
     if r.is_err() {
+        return Outcome::from(r);
+    }
+    if counts {
+        // SAFETY: the kernel has just read it.
+        c.inq.store(unsafe { (val as *const c_int).read_unaligned() } != 0, Relaxed);
         return Outcome::from(r);
     }
     if tcp {

@@ -232,6 +232,10 @@ impl Call<'_> {
             let upgrades = c.map_or(0, |c| c.upgrade_no.load(SeqCst));
             let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
+            if hidden && p.events & libc::POLLPRI != 0 && c.is_some_and(|c| !c.reads_ring()) {
+                // Of what may be urgent behind that the kernel wakes nobody here.
+                self.most = visit::SLICE_NS;
+            }
             if !hidden {
                 self.upgrades = self.upgrades.wrapping_add(upgrades);
             }

@@ -706,13 +706,9 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     if !conn.connector.load(Relaxed) {
         crate::spin::SERVES.store(true, Relaxed);
     }
-    options::take_lowat(conn, fd);
-    let option = |name: i32| sys::sockopt_int(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
-    // It may have been set before the library knew the connection, or by another process.
-    conn.corked.store(option(libc::TCP_CORK) != 0, SeqCst);
+    options::take(conn, fd);
     conn.held.store(0, SeqCst);
     conn.grown.store(false, SeqCst);
-    conn.segment.store(option(libc::TCP_MAXSEG) as u32, Relaxed);
     Ok((slot, nonce))
 }
 

@@ -96,6 +96,11 @@ impl Conn {
         self.stats().path_rx.load(Relaxed) == 1
     }
 
+    /// Whether there are urgent data. They come by TCP only, and may do so while what came by the ring before them is unread.
+    fn is_urgent(&self) -> bool {
+        !self.reads_ring() && sys::poll_now(self.local().fd.load(Relaxed), libc::POLLPRI) & libc::POLLPRI != 0
+    }
+
     /// `SO_RCVLOWAT`, of which the kernel may not know.
     pub fn lowat(&self) -> usize {
         self.rcvlowat.load(Relaxed).max(1) as usize
@@ -304,6 +309,9 @@ impl Conn {
         const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
         const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
         const HANGUPS: u32 = libc::EPOLLRDHUP as u32;
+        if mask & libc::EPOLLPRI as u32 != 0 && self.is_urgent() {
+            r |= libc::EPOLLPRI as u32;
+        }
         if mask & IN != 0 && self.readable() {
             r |= IN;
         }

@@ -193,15 +193,6 @@ pub fn broken_pipe(flags: c_int) -> Outcome {
     Outcome::Fail(libc::EPIPE)
 }
 
-/// What the kernel says of a received message besides its bytes; if the call fails it says nothing.
-pub(super) fn tell_message(m: &mut msghdr, flags: c_int) {
-    if !m.msg_name.is_null() {
-        m.msg_namelen = 0;
-    }
-    m.msg_controllen = 0;
-    m.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{armed, arrive, know, reset, settle};

@@ -19,7 +19,7 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
             let o = b.finish(libc::SYS_recvmsg, fd, flags, begun);
             // SAFETY: null or valid by the caller's promise.
             if let (Outcome::Done(_), Some(m)) = (o, unsafe { msg.as_mut() }) {
-                tell_message(m, flags);
+                tell_message(m, flags, fd, None);
             }
             return o;
         };
@@ -40,7 +40,7 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         if let Step::Return(o) = step {
             let o = b.outcome(o);
             if let (Outcome::Done(_), Some(m)) = (o, msg) {
-                tell_message(m, flags);
+                tell_message(m, flags, at, Some(conn));
             }
             return o;
         }

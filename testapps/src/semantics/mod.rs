@@ -10,6 +10,7 @@ mod bulk;
 mod cancel;
 mod closing;
 mod corks;
+mod counted;
 pub mod cx;
 mod dialled;
 mod ends;
@@ -75,6 +76,7 @@ fn all() -> Vec<Check> {
         uring::CHECKS,
         surface::CHECKS,
         corks::CHECKS,
+        counted::CHECKS,
         environs::CHECKS,
         unread::CHECKS,
         returns::CHECKS,

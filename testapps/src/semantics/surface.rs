@@ -19,6 +19,7 @@ pub const CHECKS: &[Check] = &[
     ("thinks-for-a-thread-between-looks", |cx| thinks(cx, (3, 200), waits_for_a_thread)),
     ("oob-sent", oob_sent),
     ("oob-received", oob_received),
+    ("oob-received-inline", oob_inline),
     ("zerocopy", zerocopy),
     ("sigio-fcntl", |cx| sigio(cx, false)),
     ("sigio-ioctl", |cx| sigio(cx, true)),
@@ -187,6 +188,33 @@ fn oob_received(cx: &mut Cx) -> Res {
     same!(sys::recv(cx.fd, &mut b, MSG_OOB), Ok(1), "recv of urgent data");
     same!(b, [b'!'], "the urgent byte");
     cx.recv(10)?;
+    same!(at_mark(cx.fd), Ok(false), "SIOCATMARK behind it");
+    cx.warm(6, 0)
+}
+
+/// Qt has the urgent byte among the others in every connection: as long as there is none, that is nothing to go back for.
+fn oob_inline(cx: &mut Cx) -> Res {
+    sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_OOBINLINE, 1i32)?;
+    cx.leave_tcp()?;
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLPRI as u32, 7)?;
+    cx.post(Op::Send, 10, 0, 0)?;
+    cx.post(Op::Sleep, 30_000, 0, 0)?;
+    cx.post(Op::Urgent, 0, 0, 0)?;
+    cx.post(Op::Send, 10, 0, 0)?;
+    // While what came before is unread.
+    same!(sys::poll1(cx.fd, libc::POLLPRI, 2000)?, libc::POLLPRI, "poll of urgent data");
+    same!(sys::epoll_wait(ep, 1, 2000)?, [(libc::EPOLLPRI as u32, 7)], "what a set says of urgent data");
+    sys::close(ep)?;
+    cx.wait()?;
+    cx.arrive(21)?;
+    let before = cx.grab(50)?;
+    same!(before.len(), 10, "what a receive takes before the urgent byte");
+    cx.take(&before)?;
+    same!(at_mark(cx.fd), Ok(true), "SIOCATMARK before it");
+    let rest = cx.grab(50)?;
+    same!((rest.len(), rest.first()), (11, Some(&b'!')), "what a receive takes from there");
+    cx.take(&rest[1..])?;
     same!(at_mark(cx.fd), Ok(false), "SIOCATMARK behind it");
     cx.warm(6, 0)
 }
