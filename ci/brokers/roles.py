@@ -312,8 +312,9 @@ ROLES = {f.__name__: f for f in (mqtt, memcache, http, postgres)}
 def main():
     """Plays the role."""
     role, port, a = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-    if role not in ROLES:
-        ROLES.update(importlib.import_module("roles_more").ROLES)
+    for more in ("roles_more", "roles_services"):
+        if role not in ROLES:
+            ROLES.update(importlib.import_module(more).ROLES)
     print(json.dumps(ROLES[role](port, a)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Services that are no brokers: Apache's web server, Varnish, Samba, a network block device, iperf3, MPI programs."""
+"""Services that are no brokers: Apache's web server, Varnish, Samba, a network block device, iperf3, MPI programs, gRPC."""
 
 import filecmp
 import json
@@ -11,7 +11,7 @@ import time
 
 from preload_lib import free_port
 
-from .frame import HERE, Failed, Skipped, need, plain_env
+from .frame import HERE, Failed, Role, Skipped, need, plain_env
 from .light import fetch, files_of, has_user, load, root, start_nginx
 
 MODULES = "/usr/lib/apache2/modules"
@@ -173,4 +173,21 @@ def mpi(run):
 # Its processes are all started by one.
 mpi.variants = ("plain", "both", "links-none")
 
-CHECKS = {f.__name__: f for f in (apache, varnish, samba, nbd, iperf, mpi)}
+
+def grpc(run):
+    """gRPC's own library in C++, by Python: it reads until the kernel says that nothing is left (`TCP_INQ`), and waits for an edge."""
+    port = free_port()
+    cmd = [run.python, os.path.join(HERE, "roles.py"), "grpc_server", str(port), "{}"]
+    p = run.spawn(cmd, side="server", stdin=subprocess.PIPE)
+    server = Role("grpc_server", p)
+    if p.stdout.readline().strip() != "up":
+        raise Failed(f"the server does not start: {p.stderr.read()[-300:]}")
+    roles = [run.role("grpc_client", port, seed=i, count=run.n(1500)) for i in range(2)]
+    done = [r.result(300) for r in roles]
+    p.stdin.close()
+    p.stdin = None
+    server.result(60)
+    return f"{sum(d['messages'] for d in done)} messages, {sum(d['bytes'] for d in done) / 1e6:.0f} MB, all equal"
+
+
+CHECKS = {f.__name__: f for f in (apache, varnish, samba, nbd, iperf, mpi, grpc)}
