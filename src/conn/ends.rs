@@ -31,6 +31,8 @@ pub const END_BEREFT: u32 = 1024;
 /// The program has sent something to a peer that has closed, whose kernel may have been yet to say so: it calls a reset then
 /// what is one behind the end of a stream.
 pub const END_SPOKEN: u32 = 2048;
+/// The peer's stream had ended in order before the connection was reset.
+pub const END_ORDERLY: u32 = 4096;
 
 /// Whether an error is the socket's, which the kernel tells once. Others are about one call, or, as `EPIPE`, told to every
 /// call.

@@ -245,6 +245,13 @@ impl Conn {
             || self.has_ended(END_EOF | END_ORPHAN) && self.kernel_hangup() & libc::EPOLLHUP as u32 != 0
     }
 
+    /// Whether the kernel would have received a FIN: an end that is no reset, or came before one.
+    pub fn has_fin(&self) -> bool {
+        let flags = self.peer().map_or(0, |p| p.flags.load(Acquire));
+        let failed = flags & ABORT != 0 || self.has_ended(END_RESET | END_FAILED);
+        flags & FIN != 0 || self.has_ended(END_ORDERLY) || self.has_ended(END_EOF) && !failed
+    }
+
     /// Whether the peer has closed the connection; the end of the TCP stream may still be behind unread bytes.
     pub fn peer_closed(&self) -> bool {
         self.has_ended(END_ORPHAN) || self.peer().is_some_and(|p| p.flags.load(Acquire) & CLOSED != 0)

@@ -22,25 +22,50 @@ pub(super) fn tell_message(m: &mut msghdr, flags: c_int, fd: c_int, conn: Option
 /// How many bytes the program has not taken, as `TCP_INQ` has them counted: an end that has come is one more, so that who is
 /// told of it asks once more. Source: `tcp_inq_hint` in linux/net/ipv4/tcp.c, where a FIN has its place in the sequence.
 fn still_unread(fd: c_int, conn: Option<&Conn>) -> c_int {
-    let known = conn.and_then(|c| {
-        let mut b = (!c.rx_lock.held_by_me() && !c.tx_lock.held_by_me()).then(|| c.lock_both())?;
-        let n = unread(&mut b.rx);
-        let over = c.fin_seen() || c.has_ended(END_EOF) && !c.has_ended(END_RESET);
-        (b.rx.path() != RxPath::Tcp).then_some(n as c_int + c_int::from(over))
+    let free = |c: &&Conn| !c.rx_lock.held_by_me() && !c.tx_lock.held_by_me();
+    let known = conn.filter(free).map(|c| {
+        let mut b = c.lock_both();
+        (unread(&mut b.rx), b.rx.path(), c.has_fin())
     });
-    known.unwrap_or_else(|| {
-        let over = sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-        sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) + c_int::from(over)
-    })
+    let (n, over) = match known {
+        // An end of TCP's stands behind what is repeated there.
+        Some((n, RxPath::Replay, over)) => (n, over || kernel_has_fin(fd, conn)),
+        Some((n, path, over)) if path != RxPath::Tcp => (n, over),
+        _ => (sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize, kernel_has_fin(fd, conn)),
+    };
+    n as c_int + c_int::from(over)
 }
 
-/// Control data with the one number, as much of it as there is room for. Source: `put_cmsg` in linux/net/core/scm.c.
-fn put_unread(m: &mut msghdr, room: usize, n: c_int) {
-    #[repr(C)]
-    struct Unread {
-        header: libc::cmsghdr,
-        n: c_int,
+/// Whether the kernel has received a FIN. It says so to a look that takes nothing.
+fn kernel_has_fin(fd: c_int, conn: Option<&Conn>) -> bool {
+    let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0);
+    // An error that is told to the look is kept for the program, but where nothing keeps it.
+    if there == 0 && conn.is_none() && sys::poll_now(fd, 0) & libc::POLLERR != 0 {
+        return false;
     }
+    // SAFETY: all-zero is one.
+    let (mut told, mut m): (Unread, msghdr) = unsafe { core::mem::zeroed() };
+    m.msg_control = (&raw mut told).cast();
+    m.msg_controllen = size_of::<Unread>() as _;
+    // SAFETY: the header points at as much memory of ours as it says.
+    match unsafe { sys!(libc::SYS_recvmsg, fd, &mut m, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Ok(_) => m.msg_controllen > 0 && told.n > there,
+        Err(e) => {
+            conn.into_iter().for_each(|c| c.note_lost(e));
+            false
+        }
+    }
+}
+
+/// Control data with the number.
+#[repr(C)]
+struct Unread {
+    header: libc::cmsghdr,
+    n: c_int,
+}
+
+/// As much of it as there is room for. Source: `put_cmsg` in linux/net/core/scm.c.
+fn put_unread(m: &mut msghdr, room: usize, n: c_int) {
     // SAFETY: sums of constants.
     let (whole, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
     let fits = whole.min(room);

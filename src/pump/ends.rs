@@ -105,7 +105,8 @@ pub(super) fn ended(b: &mut Both, errno: i32) -> bool {
     if conn.kernel_hangup() != 0 {
         conn.end.fetch_or(END_HUP, AcqRel);
     }
-    conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD, AcqRel);
+    let orderly = if after_fin { END_ORDERLY } else { 0 };
+    conn.end.fetch_or(END_EOF | END_RXFIN | END_TXDEAD | orderly, AcqRel);
     true
 }
 

@@ -126,6 +126,48 @@ pub fn recvmsg(fd: RawFd, b: &mut [u8], parts: usize, flags: c_int) -> R<(usize,
     Ok((n, h.msg_flags))
 }
 
+/// What a [`recvmsg_counted`] says.
+#[derive(Debug, PartialEq)]
+pub struct Counted {
+    /// Bytes received.
+    pub n: usize,
+    /// The number that `TCP_INQ` has told, if all of it was.
+    pub left: Option<c_int>,
+    /// The length of the control data.
+    pub told: usize,
+    /// `msg_flags`.
+    pub flags: c_int,
+}
+
+/// `recvmsg(2)` into `parts` pieces, with `room` bytes (64 at most) for control data, of which `TCP_INQ`'s are looked at.
+pub fn recvmsg_counted(fd: RawFd, b: &mut [u8], parts: usize, flags: c_int, room: usize) -> R<Counted> {
+    #[repr(C)]
+    struct Control {
+        header: libc::cmsghdr,
+        left: c_int,
+        beyond: [c_int; 11],
+    }
+    assert!(room <= std::mem::size_of::<Control>());
+    // SAFETY: all-zero is one.
+    let mut c: Control = unsafe { std::mem::zeroed() };
+    c.beyond = [77; 11];
+    let mut v = iovecs(b, parts);
+    let mut h = msghdr(&mut v);
+    if room > 0 {
+        h.msg_control = (&raw mut c).cast();
+    }
+    h.msg_controllen = room as _;
+    // SAFETY: the header points at pieces of the buffer, and at the room that it says, which are borrowed for writing.
+    let n = size(unsafe { libc::recvmsg(fd, &mut h, flags) })?;
+    let told = h.msg_controllen as usize;
+    // SAFETY: a sum of constants.
+    let whole = unsafe { libc::CMSG_LEN(4) } as usize;
+    let is_it = (c.header.cmsg_level, c.header.cmsg_type, c.header.cmsg_len as usize)
+        == (libc::IPPROTO_TCP, libc::TCP_INQ, whole);
+    assert_eq!(c.beyond, [77; 11], "what lies behind the number");
+    Ok(Counted { n, left: (told > 0 && is_it).then_some(c.left), told, flags: h.msg_flags })
+}
+
 /// `recvmsg(2)` without any buffer.
 pub fn recvmsg_nowhere(fd: RawFd, flags: c_int) -> R<usize> {
     // SAFETY: the header has no buffers.

@@ -105,6 +105,7 @@ fn with_words<T>(me: usize, bare: bool, f: impl FnOnce(&[&str]) -> T) -> T {
     let mut words = vec!["/usr/bin/env", "-u", "LD_PRELOAD"];
     words.truncate(if bare { 3 } else { 0 });
     words.extend([exe.to_str().expect("a path of text"), "programs", "--actor", &me]);
+    words.extend(calls::are_counted().then_some("--counted"));
     f(&words)
 }
 

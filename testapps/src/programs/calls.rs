@@ -6,7 +6,29 @@ use crate::{more, prng};
 use libc::{c_int, pollfd};
 use std::fmt::Write;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+/// Connections are told by `TCP_INQ` how much they have left unread.
+static COUNTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether connections are told how much they have left unread.
+pub fn are_counted() -> bool {
+    COUNTED.load(Relaxed)
+}
+
+/// From now on they are.
+pub fn count() {
+    COUNTED.store(true, Relaxed);
+}
+
+/// A new connection.
+fn new_connection(r: R<c_int>) -> Reply {
+    if let (Ok(fd), true) = (r, are_counted()) {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 1i32);
+    }
+    new_fd(r)
+}
 
 /// How long a state that must come is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -86,8 +108,8 @@ pub fn act(c: &Cmd) -> Reply {
             Ok((fd, port)) => Reply { ret: lowest(fd, 3) as i64, aux: port as i64, text: String::new(), errno: 0 },
             Err(e) => fail(e),
         },
-        Op::Connect => new_fd(sys::connect(a[0] as u16)),
-        Op::Accept => new_fd(sys::accept(fd, libc::SOCK_CLOEXEC)),
+        Op::Connect => new_connection(sys::connect(a[0] as u16)),
+        Op::Accept => new_connection(sys::accept(fd, libc::SOCK_CLOEXEC)),
         Op::Warm => unit(warm(fd, a[1] != 0, a[2])),
         Op::Send => send(a),
         Op::Recv => recv(a),
@@ -193,6 +215,10 @@ fn recv(a: &[i64]) -> Reply {
     }
     let mut beside = String::new();
     let r = match a[1] {
+        0 | 3 if are_counted() => sys::recvmsg_counted(fd, &mut b, parts, flags, 64).map(|c| {
+            let _ = write!(beside, " flags {:#x} left {:?}", c.flags & !libc::MSG_CMSG_CLOEXEC, c.left);
+            c.n
+        }),
         0 => sys::recv(fd, &mut b, flags),
         1 => sys::read(fd, &mut b),
         2 => sys::readv(fd, &mut b, parts),

@@ -191,8 +191,10 @@ pub fn run(a: &Args) -> i32 {
             pass.extend([format!("--{name}"), a.text(name, "")]);
         }
     }
-    if a.has("images") {
-        pass.push("--images".to_string());
+    for name in ["images", "counted"] {
+        if a.has(name) {
+            pass.push(format!("--{name}"));
+        }
     }
     let s = Setup {
         lib: PathBuf::from(a.text("lib", &beside.to_string_lossy())),

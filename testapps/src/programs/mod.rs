@@ -20,16 +20,19 @@ use crate::prng::{mix, Rng};
 use conductor::{Done, Run, Stop};
 
 /// `programs [--seed S] [--count N] [--one K [--keep LIST] [--verbose]] [--these LIST] [--lib PATH] [--native-twice]
-/// [--steps N] [--without KINDS] [--images] [--jobs N] [--known PERCENT] [--warm N]`.
+/// [--steps N] [--without KINDS] [--images] [--counted] [--jobs N] [--known PERCENT] [--warm N]`.
 ///
 /// Runs `--count` programs from number `--seed` on, natively and with the library preloaded, and compares. A program
 /// that differs is made as short as possible. `--one` runs a single program and shows both traces; `--keep` has the
 /// steps to do (as `3,5-9`). `--these` runs single programs, each `--times` times. `--native-twice` does without the library:
 /// what differs then is the generator's fault. Up to `--known` percent that differ are counted as skipped, but never a hang, a
 /// death or wrong bytes. `--without` leaves out kinds of steps (as `fork,pass`). With `--images` there are steps in which a process
-/// starts another program, or becomes one, that goes on with what it has inherited (these are other programs). A connection that is preloaded first exchanges
+/// starts another program, or becomes one, that goes on with what it has inherited (these are other programs). With `--counted` connections have `TCP_INQ`. A connection that is preloaded first exchanges
 /// messages until it has left TCP, but no more than `--warm` (60).
 pub fn run(a: &Args) -> i32 {
+    if a.has("counted") {
+        calls::count();
+    }
     if a.has("actor") {
         actor::process(a.num("actor", 0) as usize)
     } else if a.has("worker") {

@@ -21,46 +21,20 @@ fn set(fd: RawFd, on: bool) -> sys::R<()> {
     sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INQ, c_int::from(on))
 }
 
-/// `recvmsg` of at most `n` bytes with `room` for control data: the bytes, the number that it says (as much of it as there is),
-/// the length of the control data, and `msg_flags`.
-fn receive(fd: RawFd, n: usize, flags: c_int, room: usize) -> sys::R<(Vec<u8>, Option<c_int>, usize, c_int)> {
-    #[repr(C)]
-    struct Control {
-        header: libc::cmsghdr,
-        n: c_int,
-        beyond: [c_int; 9],
-    }
-    // SAFETY: all-zero is one.
-    let mut c: Control = unsafe { std::mem::zeroed() };
-    (c.n, c.beyond) = (-1, [77; 9]);
+/// Receives at most `n` bytes: these, and what else was told.
+fn receive(fd: RawFd, n: usize, flags: c_int, room: usize) -> sys::R<(Vec<u8>, sys::Counted)> {
     let mut b = vec![0; n];
-    let mut v = [libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: n }];
-    let mut h = sys::msghdr(&mut v);
-    if room > 0 {
-        h.msg_control = (&raw mut c).cast();
-    }
-    h.msg_controllen = room as _;
-    // SAFETY: the header points at the buffer, and at more room than it says.
-    let got = unsafe { libc::recvmsg(fd, &mut h, flags) };
-    if got < 0 {
-        return Err(sys::errno());
-    }
-    b.truncate(got as usize);
-    let told = h.msg_controllen as usize;
-    let is_one = (c.header.cmsg_level, c.header.cmsg_type) == (libc::IPPROTO_TCP, libc::TCP_INQ);
-    // SAFETY: a sum of constants.
-    let whole = is_one && c.header.cmsg_len as usize == unsafe { libc::CMSG_LEN(4) } as usize;
-    // What lies behind the number is not touched.
-    assert_eq!(c.beyond, [77; 9]);
-    Ok((b, (told > 0 && whole).then_some(c.n), told, h.msg_flags))
+    let c = sys::recvmsg_counted(fd, &mut b, 1, flags, room)?;
+    b.truncate(c.n);
+    Ok((b, c))
 }
 
 /// Receives at most `n` bytes, and checks them and the number.
 #[track_caller]
 fn take(cx: &mut Cx, n: usize, left: Option<c_int>) -> Res {
     let at = std::panic::Location::caller().line();
-    let (b, told, _, flags) = receive(cx.fd, n, 0, 64)?;
-    same!((told, flags), (left, 0), "what a receive of {n} bytes has left (line {at})");
+    let (b, c) = receive(cx.fd, n, 0, 64)?;
+    same!((c.left, c.flags), (left, 0), "what a receive of {n} bytes has left (line {at})");
     cx.take(&b)
 }
 
@@ -77,8 +51,8 @@ fn left(cx: &mut Cx) -> Res {
     for round in 0..3 {
         cx.tell(Op::Send, 100, 0, 0)?;
         cx.arrive(100)?;
-        let (b, told, room, _) = receive(cx.fd, 30, MSG_PEEK, 64)?;
-        same!((b.len(), told, room), (30, Some(100), 24), "a look, round {round}");
+        let (_, c) = receive(cx.fd, 30, MSG_PEEK, 64)?;
+        same!((c.n, c.left, c.told), (30, Some(100), 24), "a look, round {round}");
         take(cx, 10, Some(90))?;
         take(cx, 0, Some(90))?;
         take(cx, 40, Some(50))?;
@@ -109,9 +83,9 @@ fn little_room(cx: &mut Cx) -> Res {
     {
         cx.tell(Op::Send, 10, 0, 0)?;
         cx.arrive(10)?;
-        let (b, told, n, flags) = receive(cx.fd, 7, 0, room)?;
-        same!((n, flags & MSG_CTRUNC != 0), (said, cut), "control data in {room} bytes");
-        same!(told, (room >= 20).then_some(3), "the number in {room} bytes");
+        let (b, c) = receive(cx.fd, 7, 0, room)?;
+        same!((c.told, c.flags & MSG_CTRUNC != 0), (said, cut), "control data in {room} bytes");
+        same!(c.left, (room >= 20).then_some(3), "the number in {room} bytes");
         cx.take(&b)?;
         cx.recv(3)?;
     }
@@ -150,7 +124,7 @@ fn between_edges(cx: &mut Cx) -> Res {
             waits += 1;
             loop {
                 match receive(cx.fd, 3000, 0, 24) {
-                    Ok((b, Some(left), ..)) => {
+                    Ok((b, sys::Counted { left: Some(left), .. })) => {
                         ensure!(!b.is_empty(), "an early end");
                         n += b.len();
                         cx.take(&b)?;
@@ -158,7 +132,7 @@ fn between_edges(cx: &mut Cx) -> Res {
                             break;
                         }
                     }
-                    Ok(r) => return Err(format!("a receive without its number: {:?}", (r.0.len(), r.2, r.3)).into()),
+                    Ok(r) => return Err(format!("a receive without its number: {:?}", r.1).into()),
                     // An edge may be of bytes that the receive before it has taken.
                     Err(libc::EAGAIN) => break,
                     Err(e) => return Err(e.into()),
