@@ -159,7 +159,7 @@ pub fn recvmsg_counted(fd: RawFd, b: &mut [u8], parts: usize, flags: c_int, room
     h.msg_controllen = room as _;
     // SAFETY: the header points at pieces of the buffer, and at the room that it says, which are borrowed for writing.
     let n = size(unsafe { libc::recvmsg(fd, &mut h, flags) })?;
-    let told = h.msg_controllen as usize;
+    let told = h.msg_controllen;
     // SAFETY: a sum of constants.
     let whole = unsafe { libc::CMSG_LEN(4) } as usize;
     let is_it = (c.header.cmsg_level, c.header.cmsg_type, c.header.cmsg_len as usize)
