@@ -228,8 +228,7 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 
 /// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
 pub fn uses_feature(fd: c_int) -> bool {
-    const ON: [(c_int, c_int); 4] = [
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    const ON: [(c_int, c_int); 3] = [
         (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
@@ -247,6 +246,12 @@ pub fn uses_feature(fd: c_int) -> bool {
         || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|v| v >= 0)
         || ulp.is_ok() && len > 0
         || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
+}
+
+/// Whether a send with `MSG_ZEROCOPY` is one. The option alone is nothing to stay on TCP for: programs set it where there might
+/// be such sends (QEMU, gRPC).
+pub fn is_zero_copy(fd: c_int) -> bool {
+    sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).is_ok_and(|on| on != 0)
 }
 
 /// In [`Conn::linger`]: there is something.
@@ -414,12 +419,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         (level, name),
         (
             libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY
-                | libc::SO_TIMESTAMP
-                | libc::SO_TIMESTAMPNS
-                | libc::SO_TIMESTAMPING
-                | libc::SO_PEEK_OFF
-                | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
+            libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING | libc::SO_PEEK_OFF | SO_TIMESTAMP_NEW
+                ..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
         ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
     );
     let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
@@ -431,7 +432,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     let usual = matches!(
         (level, name),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_INQ)
-            | (libc::SOL_SOCKET, libc::SO_KEEPALIVE | libc::SO_OOBINLINE)
+            | (libc::SOL_SOCKET, libc::SO_KEEPALIVE | libc::SO_OOBINLINE | libc::SO_ZEROCOPY)
     );
     if usual && table::fresh(fd).is_some() {
         return Outcome::Bypass;

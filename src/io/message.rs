@@ -1,4 +1,4 @@
-//! What `recvmsg` says of a message besides its bytes.
+//! What a message has besides its bytes: what `recvmsg` says of it, and what TCP takes no notice of.
 
 use super::*;
 use crate::copy;
@@ -85,4 +85,26 @@ fn put_unread(m: &mut msghdr, room: usize, n: c_int) {
     if unsafe { copy::copy((&raw const told).cast(), m.msg_control.cast(), fits) }.is_ok() {
         m.msg_controllen = space.min(room) as _;
     }
+}
+
+/// Whether TCP takes no notice of the control data of a message that is sent (PulseAudio, for one, sends its credentials whatever
+/// the socket is). Source: `sock_cmsg_send` in linux/net/core/sock.c.
+pub(super) fn is_ignored(m: &msghdr) -> bool {
+    const HEAD: usize = size_of::<libc::cmsghdr>();
+    // The kernel refuses much more than that.
+    const MOST: usize = 2048;
+    let (mut at, mut left) = (m.msg_control as usize, m.msg_controllen as usize);
+    while (HEAD..=MOST).contains(&left) {
+        // SAFETY: there may be nothing, which is found out.
+        let Ok(c) = (unsafe { copy::read(at as *const libc::cmsghdr) }) else { return false };
+        let len = c.cmsg_len as usize;
+        let has_meaning =
+            c.cmsg_level == libc::SOL_SOCKET && !matches!(c.cmsg_type, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS);
+        if !(HEAD..=left).contains(&len) || has_meaning {
+            return false;
+        }
+        let step = len.next_multiple_of(size_of::<usize>());
+        (at, left) = (at.wrapping_add(step), left.saturating_sub(step));
+    }
+    left < HEAD
 }

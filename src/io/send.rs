@@ -18,8 +18,9 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.sndtimeo));
         // SAFETY: null or valid by the caller's promise.
-        let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0);
-        if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls {
+        let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0 && !message::is_ignored(m));
+        let zero_copy = flags & libc::MSG_ZEROCOPY != 0 && b.skip == 0 && crate::options::is_zero_copy(at);
+        if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls || zero_copy {
             crate::process::give_up(conn, Why::Feature);
             return Outcome::Bypass;
         }

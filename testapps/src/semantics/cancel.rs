@@ -353,7 +353,7 @@ fn back_on_tcp(cx: &mut Cx) -> Res {
     let t = start(cx.fd, false, recv_all)?;
     util::pause_ms(30);
     // Which rings do not have.
-    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+    sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1i32)?;
     util::pause_ms(30);
     cancel_in("a receive", t)?;
     sys::close(cx.fd)?;

@@ -39,7 +39,7 @@ fn take(cx: &mut Cx, n: usize, left: Option<c_int>) -> Res {
 }
 
 /// The connection is still where it was.
-fn stays(cx: &mut Cx) -> Res {
+pub(super) fn stays(cx: &mut Cx) -> Res {
     let before = sys::tcp_bytes(cx.fd)?;
     cx.warm(6, 0)?;
     ensure!(!cx.is_to_leave() || sys::tcp_bytes(cx.fd)? == before, "it went back to TCP");

@@ -1,5 +1,6 @@
 //! The rest of what a program may do with a socket: what rings do not have, and what nobody sees.
 
+use super::counted::stays;
 use super::cx::{untried, Cx, Op, Res, Why, LATE, OUT};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
@@ -21,9 +22,11 @@ pub const CHECKS: &[Check] = &[
     ("oob-received", oob_received),
     ("oob-received-inline", oob_inline),
     ("zerocopy", zerocopy),
+    ("zerocopy-unused", zerocopy_unused),
     ("sigio-fcntl", |cx| sigio(cx, false)),
     ("sigio-ioctl", |cx| sigio(cx, true)),
     ("control-data-that-is-none", bad_control_data),
+    ("control-data-for-nobody", ignored_control_data),
     ("stdio-fdopen", stdio),
     ("stdio-dprintf", dprintf),
     ("connect-to-nowhere", nowhere),
@@ -217,6 +220,38 @@ fn oob_inline(cx: &mut Cx) -> Res {
     cx.take(&rest[1..])?;
     same!(at_mark(cx.fd), Ok(false), "SIOCATMARK behind it");
     cx.warm(6, 0)
+}
+
+/// The option, without a send that makes use of it.
+fn zerocopy_unused(cx: &mut Cx) -> Res {
+    cx.renew()?;
+    sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+    cx.leave_tcp()?;
+    sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1i32)?;
+    stays(cx)?;
+    zerocopy(cx)
+}
+
+/// TCP takes no notice of fds and credentials that are sent along.
+fn ignored_control_data(cx: &mut Cx) -> Res {
+    for kind in [libc::SCM_CREDENTIALS, libc::SCM_RIGHTS] {
+        let b = cx.out(100);
+        let mut v = [libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() }];
+        let mut h = sys::msghdr(&mut v);
+        let mut room = [0u64; 4];
+        // SAFETY: the control data has room for an entry of 12 bytes, and is borrowed for writing.
+        unsafe {
+            h.msg_control = room.as_mut_ptr().cast();
+            h.msg_controllen = libc::CMSG_SPACE(12) as _;
+            let c = libc::CMSG_FIRSTHDR(&h);
+            (*c).cmsg_level = SOL_SOCKET;
+            (*c).cmsg_type = kind;
+            (*c).cmsg_len = libc::CMSG_LEN(12) as _;
+            same!(libc::sendmsg(cx.fd, &h, 0), 100, "sendmsg with control data of kind {kind}");
+        }
+        same!(cx.tell(Op::Recv, 100, 0, 0)?, 100, "bytes that arrived");
+    }
+    stays(cx)
 }
 
 fn zerocopy(cx: &mut Cx) -> Res {
