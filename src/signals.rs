@@ -209,8 +209,9 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
             unsafe { skip_sleep(context) };
         }
     });
-    // The handler may sleep in calls of its own.
+    // The handler may sleep in calls of its own. Which handlers run within it is nothing to the call that it has interrupted.
     let sleep = me(|t| (t.asleep.replace(false), t.at_wake.get(), t.any.replace(false), t.kept_out.replace(0)));
+    let counts = me(|t| (t.handled.load(Relaxed), t.hard.load(Relaxed)));
     // SAFETY: the program gave this function for a handler. Without `SA_SIGINFO` it looks at fewer arguments.
     unsafe {
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = core::mem::transmute(handler);
@@ -221,6 +222,8 @@ unsafe extern "C" fn entry(sig: c_int, info: *mut siginfo_t, context: *mut c_voi
         t.at_wake.set(sleep.1);
         t.any.set(sleep.2);
         t.kept_out.set(sleep.3);
+        t.handled.store(counts.0, Relaxed);
+        t.hard.store(counts.1, Relaxed);
     });
 }
 
@@ -707,6 +710,45 @@ mod tests {
         HANDLERS[libc::SIGUSR2 as usize].store(0, Relaxed);
         // SAFETY: what was there before.
         unsafe { libc::sigaction(libc::SIGUSR2, &old, core::ptr::null_mut()) };
+    }
+
+    /// D's garbage collector stops threads by a handler with `SA_RESTART` that waits for a signal whose handler has none.
+    #[test]
+    fn a_handler_within_a_handler_ends_no_call() {
+        extern "C" fn outer(_: c_int) {
+            // SAFETY: no pointers.
+            unsafe { libc::raise(libc::SIGWINCH) };
+        }
+        extern "C" fn inner(_: c_int) {}
+        let signals = [
+            (libc::SIGURG, outer as *const () as usize, libc::SA_RESTART),
+            (libc::SIGWINCH, inner as *const () as usize, 0),
+        ];
+        let old = signals.map(|(sig, handler, flags)| {
+            HANDLERS[sig as usize].store(handler, Relaxed);
+            FLAGS[sig as usize].store(flags as _, Relaxed);
+            // SAFETY: all zero is an action; the handler is one.
+            unsafe {
+                let (mut a, mut old): (libc::sigaction, libc::sigaction) = core::mem::zeroed();
+                a.sa_sigaction = entry as *const () as usize;
+                a.sa_flags = libc::SA_SIGINFO | flags;
+                assert_eq!(libc::sigaction(sig, &a, &mut old), 0);
+                old
+            }
+        });
+        let run = |sig| {
+            let since = Since::now();
+            // SAFETY: no pointers.
+            unsafe { libc::raise(sig) };
+            (since.is_over(false), since.is_over(true))
+        };
+        assert_eq!(run(libc::SIGWINCH), (true, true), "without SA_RESTART");
+        assert_eq!(run(libc::SIGURG), (false, true), "with it, and one without within");
+        for ((sig, ..), old) in signals.iter().zip(old) {
+            HANDLERS[*sig as usize].store(0, Relaxed);
+            // SAFETY: what was there before.
+            unsafe { libc::sigaction(*sig, &old, core::ptr::null_mut()) };
+        }
     }
 
     /// One without `SA_RESTART` runs on the way to the first bytes of a call, which are there, and waits for more.

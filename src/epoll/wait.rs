@@ -384,10 +384,15 @@ impl Set {
     }
 
     /// Who only looks has taken the bell's edge, and may leave without what it rang for: so those who sleep hear of that in
-    /// another way. (Who slept looks for it.)
+    /// another way. (Who slept looks for it.) Peers, which ring once for a sleep, are to ring for what comes after this.
     #[cold]
     fn pass_on(&self) {
-        link::drain_hints(self.bell.load(Acquire));
+        let b = self.bell.load(Acquire);
+        if bell::asleep(b) {
+            bell::renew(b);
+            crate::sync::full_fence();
+        }
+        link::drain_hints(b);
         if self.listed.load(SeqCst) > 0 {
             self.wake();
         }

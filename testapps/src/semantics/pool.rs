@@ -19,6 +19,7 @@ pub const CHECKS: &[Check] = &[
     ("pool-oneshot", |cx| pool(cx, &[EPOLLONESHOT])),
     ("pool-exclusive", |cx| pool(cx, &[EPOLLEXCLUSIVE])),
     ("pool-of-all-kinds", |cx| pool(cx, &[0, EPOLLET, EPOLLONESHOT, EPOLLONESHOT | EPOLLET, EPOLLEXCLUSIVE])),
+    ("pool-looker-beside-a-sleeper", looker),
 ];
 
 const WORKERS: usize = 4;
@@ -181,4 +182,83 @@ fn pool(cx: &mut Cx, kinds: &'static [c_int]) -> Res {
         sys::close(fd)?;
     }
     cx.warm(4, 0)
+}
+
+/// One thread sleeps, and another looks at the same set for a while after each time that the first had something, as Go's
+/// scheduler does: what the second takes away from the first is not to leave that asleep.
+fn looker(cx: &mut Cx) -> Res {
+    const ROUNDS: u32 = 6000;
+    let (l, port) = sys::listen(0, 4)?;
+    let a = sys::connect(port)?;
+    let b = sys::accept(l, libc::SOCK_CLOEXEC)?;
+    sys::close(l)?;
+    sys::set_timeout(a, libc::SO_RCVTIMEO, 3000)?;
+    sys::nonblock(b, true)?;
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, b, (EPOLLIN | libc::EPOLLRDHUP | EPOLLET) as u32, 7)?;
+    let (slept, over) = (&AtomicU64::new(0), &AtomicBool::new(false));
+    let answer = || -> Res {
+        let mut buf = [0; 64];
+        loop {
+            match sys::recv(b, &mut buf, 0) {
+                Ok(0) => break over.store(true, SeqCst),
+                Ok(n) => sys::write_all(b, &buf[..n])?,
+                Err(libc::EAGAIN) => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    };
+    let sleeps = || -> Res {
+        while !over.load(SeqCst) {
+            if !sys::epoll_wait(ep, 1, 5000)?.is_empty() {
+                slept.fetch_add(1, SeqCst);
+                answer()?;
+            }
+        }
+        Ok(())
+    };
+    let looks = || -> Res {
+        let mut seen = u64::MAX;
+        while !over.load(SeqCst) {
+            if slept.load(SeqCst) == seen {
+                std::thread::sleep(std::time::Duration::from_micros(5));
+                continue;
+            }
+            seen = slept.load(SeqCst);
+            for _ in 0..20_000 {
+                if !sys::epoll_wait(ep, 1, 0)?.is_empty() {
+                    answer()?;
+                    for _ in 0..5 {
+                        if !sys::epoll_wait(ep, 1, 0)?.is_empty() {
+                            answer()?;
+                        }
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(())
+    };
+    let asks = || -> Res {
+        let mut buf = [0; 4];
+        let begun = std::time::Instant::now();
+        for i in (0..ROUNDS).take_while(|_| begun.elapsed() < std::time::Duration::from_secs(2)) {
+            sys::write_all(a, &i.to_le_bytes())?;
+            sys::read_exact(a, &mut buf).map_err(|e| Why(format!("answer {i}: {}", sys::strerror(e))))?;
+            same!(buf, i.to_le_bytes(), "answer {i}");
+            if i % 16 == 0 {
+                std::thread::sleep(std::time::Duration::from_micros(u64::from(i) * 7 % 60));
+            }
+        }
+        Ok(())
+    };
+    scope(|s| {
+        let threads = [s.spawn(sleeps), s.spawn(looks)];
+        let r = asks();
+        sys::close(a)?;
+        let all = threads.into_iter().map(|t| t.join().map_err(|_| Why("a thread died".into()))?);
+        all.fold(r, |r, t| r.and(t))
+    })?;
+    cx.warm(6, 0)
 }
