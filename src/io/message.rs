@@ -93,11 +93,11 @@ pub(super) fn is_ignored(m: &msghdr) -> bool {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     // The kernel refuses much more than that.
     const MOST: usize = 2048;
-    let (mut at, mut left) = (m.msg_control as usize, m.msg_controllen as usize);
+    let (mut at, mut left) = (m.msg_control as usize, m.msg_controllen);
     while (HEAD..=MOST).contains(&left) {
         // SAFETY: there may be nothing, which is found out.
         let Ok(c) = (unsafe { copy::read(at as *const libc::cmsghdr) }) else { return false };
-        let len = c.cmsg_len as usize;
+        let len = c.cmsg_len;
         let has_meaning =
             c.cmsg_level == libc::SOL_SOCKET && !matches!(c.cmsg_type, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS);
         if !(HEAD..=left).contains(&len) || has_meaning {
