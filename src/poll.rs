@@ -233,7 +233,7 @@ impl Call<'_> {
             let hidden = c.is_some_and(is_told_here);
             managed |= hidden;
             if hidden && p.events & libc::POLLPRI != 0 && c.is_some_and(|c| !c.reads_ring()) {
-                // Of what may be urgent behind that the kernel wakes nobody here.
+                // Urgent data may come by TCP behind what is unread, and wake nobody who sleeps here.
                 self.most = visit::SLICE_NS;
             }
             if !hidden {
