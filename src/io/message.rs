@@ -22,18 +22,24 @@ pub(super) fn tell_message(m: &mut msghdr, flags: c_int, fd: c_int, conn: Option
 /// How many bytes the program has not taken, as `TCP_INQ` has them counted: an end that has come is one more, so that who is
 /// told of it asks once more. Source: `tcp_inq_hint` in linux/net/ipv4/tcp.c, where a FIN has its place in the sequence.
 fn still_unread(fd: c_int, conn: Option<&Conn>) -> c_int {
-    let free = |c: &&Conn| !c.rx_lock.held_by_me() && !c.tx_lock.held_by_me();
-    let known = conn.filter(free).map(|c| {
-        let mut b = c.lock_both();
-        (unread(&mut b.rx), b.rx.path(), c.has_fin())
-    });
-    let (n, over) = match known {
+    let in_kernel = || sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0);
+    let Some(c) = conn else { return in_kernel() + c_int::from(kernel_has_fin(fd, None)) };
+    if c.rx_lock.held_by_me() || c.tx_lock.held_by_me() {
+        return in_kernel();
+    }
+    // The number is not closed under these.
+    let mut b = c.lock_both();
+    if !c.is_at(fd) {
+        return 0;
+    }
+    let n = unread(&mut b.rx) as c_int;
+    let over = match b.rx.path() {
+        RxPath::Tcp => kernel_has_fin(fd, conn),
         // An end of TCP's stands behind what is repeated there.
-        Some((n, RxPath::Replay, over)) => (n, over || kernel_has_fin(fd, conn)),
-        Some((n, path, over)) if path != RxPath::Tcp => (n, over),
-        _ => (sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize, kernel_has_fin(fd, conn)),
+        RxPath::Replay => c.has_fin() || kernel_has_fin(fd, conn),
+        _ => c.has_fin(),
     };
-    n as c_int + c_int::from(over)
+    n + c_int::from(over)
 }
 
 /// Whether the kernel has received a FIN. It says so to a look that takes nothing.

@@ -255,7 +255,13 @@ fn looker(cx: &mut Cx) -> Res {
     };
     scope(|s| {
         let threads = [s.spawn(sleeps), s.spawn(looks)];
-        let r = asks();
+        let r = asks().and_then(|()| {
+            let by_tcp = sys::tcp_bytes(a)?;
+            // (A first link for RDMA may take as long as all of this.)
+            let left = !cx.is_to_leave() || super::cx::goes_by_rdma() || asks().is_ok() && sys::tcp_bytes(a)? == by_tcp;
+            ensure!(left, "the connection never left TCP");
+            Ok(())
+        });
         sys::close(a)?;
         let all = threads.into_iter().map(|t| t.join().map_err(|_| Why("a thread died".into()))?);
         all.fold(r, |r, t| r.and(t))
