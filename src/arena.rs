@@ -5,7 +5,7 @@
 
 use crate::conn::{add_totals, ask, Conn, Local, Phase};
 use crate::shm;
-use crate::stats::{self, ConnStats, Header};
+use crate::stats::{self, ConnStats, Header, Why};
 use crate::sync::{now_ns, Guard, Lock};
 use crate::thread::Critical;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
@@ -241,6 +241,13 @@ pub fn free(c: &Conn) {
     let header = unsafe { &*c.header.load(Relaxed) };
     add_totals(&header.closed, c.stats());
     forget(c);
+}
+
+/// Counts a return of `c` for the process that made its record.
+pub fn count_return(c: &Conn, why: Why) {
+    c.stats().returns.fetch_add(1, Relaxed);
+    // SAFETY: as in `free`.
+    unsafe { &*c.header.load(Relaxed) }.closed.returned.count(why);
 }
 
 /// Frees a record whose connection goes on in another one.

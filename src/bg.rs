@@ -509,7 +509,8 @@ impl Bg {
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
-        if conn.visited.load(SeqCst) || epoll::is_shared(conn) {
+        let unseen = conn.leaves.load(Relaxed) == Why::Unseen as u8 && epoll::is_unawaited(conn);
+        if unseen || conn.visited.load(SeqCst) || epoll::is_shared(conn) {
             // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();
             if visit::is_home(&mut b) && visit::may_be_polled(&mut b) {
@@ -544,7 +545,7 @@ impl Bg {
         epoll::wanted(|c| wanted.push(c));
         for c in wanted {
             // Who only sends must not wait until somebody reads what stands before a mark.
-            pump::hurry(&mut c.lock_both());
+            pump::hurry(&mut c.lock_both(), Why::Forked);
             self.stir(c);
             crate::process::reset_doomed(c);
             self.leave_ended(c);
@@ -706,12 +707,12 @@ impl Bg {
         if conn.gen.load(Relaxed) != gen || conn.phase() != Phase::Managed {
             return;
         }
-        let left = self.leaves(conn) || {
+        let left = self.leaves(conn, Why::Chaos) || {
             let mut b = conn.lock_both();
             let flags = conn.peer().map_or(0, |p| p.flags.load(Acquire));
             if conn.peer().is_some() && flags & CLOSED == 0 && conn.fulls.load(Relaxed) == 0 && chaos::hurries() {
                 // Megabytes to be repeated would only take time.
-                pump::hurry(&mut b);
+                pump::hurry(&mut b, Why::Chaos);
             }
             b.sw().leaving()
         };
@@ -723,12 +724,12 @@ impl Bg {
     }
 
     /// Makes a connection return in its turn, if that can begin at once at both ends.
-    fn leaves(&self, conn: &'static Conn) -> bool {
+    fn leaves(&self, conn: &'static Conn, why: Why) -> bool {
         let mut b = conn.lock_both();
         let flags = conn.peer().map_or(0, |p| p.flags.load(Acquire));
         let ready = b.sw().is_ring() && flags & (MARK_TAKEN | CLOSED) == MARK_TAKEN;
         if ready {
-            b.sw().leave();
+            pump::leave(&mut b, why);
         }
         ready
     }

@@ -160,6 +160,8 @@ pub struct Conn {
     pub doomed: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
+    /// Why this end has it return: a [`stats::Why`]. None: it does not, or the peer does.
+    pub leaves: AtomicU8,
     /// When it is back on TCP it stays there, whatever its peer asks for. Under both locks.
     pub for_good: AtomicBool,
     /// Up to where, counted as [`Conn::rx_tcp`], the TCP stream is known to be the program's: for such processes, and where
@@ -308,6 +310,7 @@ impl Conn {
         for w in [&mut self.rcvtimeo, &mut self.sndtimeo, &mut self.eof_at, &mut self.held] {
             *w.get_mut() = 0;
         }
+        *self.leaves.get_mut() = Why::None as u8;
         *self.err.get_mut() = 0;
         *self.lost.get_mut() = 0;
         *self.link.get_mut() = core::ptr::null_mut();
@@ -604,8 +607,13 @@ impl Conn {
             return;
         }
         self.empties.fetch_add(1, Relaxed);
-        self.sent_away.store(crate::thread::tid(), Relaxed);
         self.out_of_sight.store(true, SeqCst);
+        self.suspect();
+    }
+
+    /// The background thread is to look whether the program waits for it in sight.
+    pub fn suspect(&self) {
+        self.sent_away.store(crate::thread::tid(), Relaxed);
         if !self.suspected.load(Relaxed) && !self.suspected.swap(true, SeqCst) {
             self.ask(ask::SUSPECT);
         }
@@ -721,5 +729,8 @@ pub fn add_totals(to: &stats::Totals, s: &ConnStats) {
     add(&to.upgrades, s.upgrades.load(Relaxed).into());
     add(&to.returns, s.returns.load(Relaxed).into());
     add(&to.connections, 1);
-    add(&to.upgraded, (s.upgrades.load(Relaxed) > 0).into());
+    match s.upgrades.load(Relaxed) {
+        0 => to.stayed.count(stats::Why::from_u8(s.why.load(Relaxed))),
+        _ => add(&to.upgraded, 1),
+    }
 }

@@ -12,7 +12,7 @@
 
 use crate::ops::{self, total, Outcome};
 use crate::sys::syscall6;
-use crate::{copy, fault, process, retire, table};
+use crate::{copy, fault, process, retire, table, uring};
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -674,12 +674,14 @@ calls! { a b c d e f :
     SYS_fanotify_init => raw_fd(libc::SYS_fanotify_init, a, b, 0, 0, 0, 0);
     SYS_userfaultfd => raw_fd(libc::SYS_userfaultfd, a, 0, 0, 0, 0, 0);
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);
-    SYS_seccomp => { if retire::confines(a as c_uint) { ops::confining() }; Bypass };
-    SYS_prctl => { if a as c_int == retire::BY_PRCTL { ops::confining() }; Bypass };
+    SYS_seccomp => { if retire::confines(a as c_uint, b, c) { ops::confining() }; Bypass };
+    SYS_prctl => { if retire::confines_by_prctl(a as c_int, b, c) { ops::confining() }; Bypass };
     SYS_io_submit => { submitted(b as _, c as _); Bypass };
     SYS_unshare => unshare(a as _);
     SYS_setns => setns(a as _, b as _);
-    SYS_io_uring_setup => { ops::no_more_rings(); raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0) };
+    SYS_io_uring_setup => uring::setup(b, || raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0));
+    SYS_io_uring_enter => { uring::entering(a as _, b as _, d as _); Bypass };
+    SYS_io_uring_register => { uring::registering(b as _); Bypass };
     #[cfg(target_arch = "x86_64")]
     SYS_open => raw_fd(libc::SYS_open, a, b, c, 0, 0, 0);
     #[cfg(target_arch = "x86_64")]

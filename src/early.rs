@@ -121,7 +121,6 @@ pub fn dialled(fd: c_int, conn: &'static Conn) -> bool {
             let set = unsafe { &*(set as *const Set) };
             // SAFETY: `local.lock` is held.
             unsafe { set.begin_with(n, conn, &ev) };
-            conn.evidence.store(true, Relaxed);
         }
         conn.unknown_items.store(unknown.len() as u32, SeqCst);
         true

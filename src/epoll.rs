@@ -43,6 +43,7 @@ mod muted;
 mod nested;
 mod sequence;
 mod shared;
+mod sight;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -58,6 +59,7 @@ pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{settle_all, Nested, EXPOSED};
 pub use sequence::{kernel_has_news, next_order, own_peer};
 pub use shared::{is_shared, wanted};
+pub use sight::{has_unawaited, is_awaited, is_unawaited};
 pub use wait::{look, wait};
 use whole::{Changing, Whole};
 pub use young::{ended, grown_up, has_young, Young};
@@ -236,6 +238,9 @@ pub struct Set {
     /// Somebody polls the set's own fd, so its readiness must show in the kernel: its bell's eventfd is
     /// readable exactly while an item may be ready.
     exposed: AtomicBool,
+    /// The program has waited for it by a call of ours. Until it has, it may wait by system calls of its own, which hear nothing of
+    /// rings, and what is in it is taken to be waited for out of sight.
+    awaited: AtomicBool,
     /// Others look at its fd, and there was no bell to tell them: no connection in it is to leave the kernel.
     unexposed: AtomicBool,
     /// There are such sets in this one.
@@ -323,6 +328,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             listed: AtomicU32::new(0),
             moving: AtomicU32::new(0),
             exposed: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
             unexposed: AtomicBool::new(false),
             nests: AtomicBool::new(false),
             lock: Lock::new(),
@@ -349,6 +355,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
     s.epfd.store(epfd, Relaxed);
     s.fds.store(1, Relaxed);
     s.life.store(crate::process::life(), Relaxed);
+    s.awaited.store(false, Relaxed);
     table::put_set(epfd, s).then_some(s)
 }
 
@@ -381,6 +388,12 @@ pub fn duplicated(s: &'static Set, new: c_int) {
     if table::put_set(new, s) {
         s.fds.fetch_add(1, SeqCst);
     }
+}
+
+/// The number by which the kernel's set knows the bell of the set `epfd`, if there is one.
+pub fn bell_of(epfd: c_int) -> Option<c_int> {
+    let b = set_of(epfd)?.bell.load(Acquire);
+    (b != 0).then(|| bell::fd(b))
 }
 
 /// A number of a set is closed.

@@ -58,12 +58,13 @@ pub fn opened(fd: c_int, listener: Option<c_int>, flags: Option<c_int>) {
     c.next_try.store(chaos::calls(cfg.upgrade_after), Relaxed);
     let (why, phase) = if !cfg.links.shm && !cfg.links.verbs {
         (Why::LinksOff, Phase::Plain)
-    } else if options::begins_with_feature(fd) {
-        (Why::Feature, Phase::Plain)
+    } else if let Some(why) = options::begins_with(fd) {
+        (why, Phase::Plain)
     } else {
         (Why::New, Phase::Raw)
     };
     c.why(why);
+    options::begin_with_limits(c, fd);
     // (What may wait has no quick calls where there are threads; but many make a socket nonblocking next.)
     let quick = phase == Phase::Raw && !chaos::is_on();
     if quick {
@@ -314,7 +315,7 @@ fn end(c: &'static Conn, mut b: Both, fd: c_int, how: How) -> Outcome {
         if c.is_ours() && how != How::Stale {
             // Only we can bring it home for them: the background thread does, with an fd of its own. Sets that have it keep it
             // as long as anybody has it open: they give it to the kernel's then.
-            pump::hurry(&mut b);
+            pump::hurry(&mut b, Why::Shared);
             if let Ok(d) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) {
                 keep = d;
                 bg::watch_instead(fd, keep, c);

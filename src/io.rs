@@ -46,7 +46,7 @@ use errors::{fail_after, keep_for_next, reset_ahead, send_nothing, shut_error, t
 use held::{holds, note_held, note_more};
 pub use held::{is_behind_cork, release, release_overdue, show, PATIENCE_NS};
 use message::tell_message;
-pub use raw::{end_peek, BEGIN_SLOW};
+pub use raw::{end_peek, has_evidence, BEGIN_SLOW};
 use raw::{leave_kernel, looks_on, note_bytes, note_call, pause, recv_raw, send_raw, to_see};
 pub use receive::recv;
 use receive::{await_resume, stands_at_error, take, tcp_take, waited, Take};

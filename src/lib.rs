@@ -57,6 +57,7 @@ pub mod table;
 pub(crate) mod textfile;
 pub(crate) mod thread;
 pub mod transfer;
+pub mod uring;
 pub(crate) mod userdb;
 pub mod visit;
 pub mod wire;

@@ -186,7 +186,7 @@ pub fn leave_alone() -> bool {
 /// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.
 pub fn to_kernel(fd: c_int) {
     if let Some(c) = table::conn(fd) {
-        process::give_up(c, Why::Feature);
+        process::give_up(c, Why::LibcWrites);
     }
 }
 

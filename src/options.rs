@@ -39,6 +39,21 @@ pub fn take(c: &Conn, fd: c_int) {
     c.corked.store(option(libc::TCP_CORK) != 0, SeqCst);
     c.inq.store(option(libc::TCP_INQ) != 0, Relaxed);
     c.segment.store(option(libc::TCP_MAXSEG) as u32, Relaxed);
+    if let Some(l) = get_linger(fd).filter(|_| c.linger.load(Relaxed) == 0) {
+        c.linger0.store(is_to_reset(l), Relaxed);
+    }
+}
+
+fn get_linger(fd: c_int) -> Option<linger> {
+    let (mut l, mut len) = (linger { l_onoff: 0, l_linger: 0 }, size_of::<linger>() as socklen_t);
+    // SAFETY: both are writable.
+    let r = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut l, &mut len) };
+    r.is_ok().then_some(l)
+}
+
+/// Whether a close resets.
+fn is_to_reset(l: linger) -> bool {
+    l.l_onoff != 0 && l.l_linger == 0
 }
 
 /// A program that says nothing of what it does may have the connection, too, which is on TCP then: what it may have set is asked of
@@ -117,10 +132,24 @@ pub fn connects_late() -> bool {
 /// A feature that rings lack has been in use on a TCP socket before it was a connection.
 static BEGINS_WITH_FEATURE: AtomicBool = AtomicBool::new(false);
 
-/// Whether a new connection has such a feature by its listener, or since before it was dialled. What the kernel then has for
+/// A time limit of calls was set for such a socket.
+static BEGINS_WITH_LIMITS: AtomicBool = AtomicBool::new(false);
+
+fn is_time_limit(name: c_int) -> bool {
+    matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW)
+}
+
+/// The time limits of a new connection.
+pub fn begin_with_limits(c: &Conn, fd: c_int) {
+    if BEGINS_WITH_LIMITS.load(Relaxed) {
+        read_timeouts(c, fd);
+    }
+}
+
+/// Such a feature that a new connection has by its listener, or since before it was dialled. What the kernel then has for
 /// the program beside its bytes (completions, which look like errors) is nothing that our ways of waiting expect.
-pub fn begins_with_feature(fd: c_int) -> bool {
-    BEGINS_WITH_FEATURE.load(Relaxed) && uses_feature(fd)
+pub fn begins_with(fd: c_int) -> Option<Why> {
+    BEGINS_WITH_FEATURE.load(Relaxed).then(|| feature_of(fd)).flatten()
 }
 
 /// `O_NONBLOCK` is set or cleared. A program that will not wait in its calls any more has to wait in another
@@ -158,7 +187,7 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if is_async {
         // SIGIO comes from the kernel's socket only. What the return itself moves there is none.
-        process::give_up(c, Why::Feature);
+        process::give_up(c, Why::Signals);
     }
     visit::arrive_by_exec(c);
     Outcome::from(set(c))
@@ -190,7 +219,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if req == libc::FIOASYNC {
         // SAFETY: there may be nothing.
         if unsafe { copy::read(arg as *const c_int) }.is_ok_and(|on| on != 0) {
-            process::give_up(c, Why::Feature);
+            process::give_up(c, Why::Signals);
         }
         return Outcome::Bypass;
     }
@@ -226,13 +255,9 @@ const SO_TIMESTAMPING_NEW: c_int = 65;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 
-/// Whether something is in use on the socket, since before we knew it or by its listener, that rings lack.
-pub fn uses_feature(fd: c_int) -> bool {
-    const ON: [(c_int, c_int); 3] = [
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
-    ];
+/// What is in use on the socket, since before we knew it or by its listener, that rings lack.
+pub fn feature_of(fd: c_int) -> Option<Why> {
+    const STAMPS: [c_int; 3] = [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, libc::SO_TIMESTAMPING];
     let mut name = [0u8; 16];
     let mut len = name.len() as socklen_t;
     // SAFETY: queries that write to our own memory.
@@ -242,10 +267,29 @@ pub fn uses_feature(fd: c_int) -> bool {
             sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr(), &mut len),
         )
     };
-    flags & libc::O_ASYNC as usize != 0
-        || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).is_ok_and(|v| v >= 0)
-        || ulp.is_ok() && len > 0
-        || ON.iter().any(|(level, option)| sys::sockopt_int(fd, *level, *option).is_ok_and(|v| v != 0))
+    let option = |name: c_int| sys::sockopt_int(fd, libc::SOL_SOCKET, name);
+    if flags & libc::O_ASYNC as usize != 0 {
+        Some(Why::Signals)
+    } else if option(libc::SO_PEEK_OFF).is_ok_and(|v| v >= 0) {
+        Some(Why::PeekOff)
+    } else if ulp.is_ok() && len > 0 {
+        Some(Why::Ulp)
+    } else {
+        STAMPS.iter().any(|name| option(*name).is_ok_and(|v| v != 0)).then_some(Why::Stamps)
+    }
+}
+
+/// What rings lack and setting this option asks for.
+fn asked_feature(level: c_int, name: c_int) -> Option<Why> {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) => Some(Why::Stamps),
+        (libc::SOL_SOCKET, SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW) => Some(Why::Stamps),
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => Some(Why::PeekOff),
+        (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => Some(Why::Filter),
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => Some(Why::Ulp),
+        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => Some(Why::Repair),
+        _ => None,
+    }
 }
 
 /// Whether a send with `MSG_ZEROCOPY` is one. The option alone is nothing to stay on TCP for: programs set it where there might
@@ -276,10 +320,7 @@ pub fn owe(c: &Conn, fd: c_int) {
     if c.linger.load(Relaxed) != 0 {
         return;
     }
-    let (mut l, mut len) = (linger { l_onoff: 0, l_linger: 0 }, size_of::<linger>() as socklen_t);
-    // SAFETY: both are writable.
-    let r = unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut l, &mut len) };
-    if r.is_ok() {
+    if let Some(l) = get_linger(fd) {
         c.linger.store(pack(l), Relaxed);
         set_linger(fd, linger { l_onoff: 1, l_linger: 0 });
     }
@@ -325,7 +366,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         // SAFETY: the caller's promise.
         (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
-            process::give_up(c, Why::Feature);
+            process::give_up(c, Why::ZeroCopy);
             return Outcome::Bypass;
         }
         _ => return Outcome::Bypass,
@@ -415,17 +456,10 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) {
         CONNECTS_LATE.store(true, Relaxed);
     }
-    let feature = matches!(
-        (level, name),
-        (
-            libc::SOL_SOCKET,
-            libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING | libc::SO_PEEK_OFF | SO_TIMESTAMP_NEW
-                ..=SO_TIMESTAMPING_NEW | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF
-        ) | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
-    );
+    let feature = asked_feature(level, name);
     let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
     let counts = (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ);
-    if !feature && level != libc::SOL_SOCKET && !tcp && !counts {
+    if feature.is_none() && level != libc::SOL_SOCKET && !tcp && !counts {
         return Outcome::Bypass;
     }
     // Many programs set these first; of such a connection nothing is kept that they would change.
@@ -440,13 +474,26 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     let Some(c) = table::conn(fd) else {
         let is_tcp =
             || table::is_tcp(fd) || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
-        if feature && is_tcp() {
+        let limits = level == libc::SOL_SOCKET && is_time_limit(name);
+        if feature.is_some() && is_tcp() {
             BEGINS_WITH_FEATURE.store(true, Relaxed);
+        }
+        if limits && is_tcp() {
+            BEGINS_WITH_LIMITS.store(true, Relaxed);
         }
         return Outcome::Bypass;
     };
-    if feature {
-        process::give_up(c, Why::Feature);
+    if feature == Some(Why::Ulp) {
+        // Programs ask so whether there is one. As long as it has no keys, what is sent is what is received.
+        // SAFETY: as for the call.
+        let r = unsafe { sys!(libc::SYS_setsockopt, fd, level, name, val, len) };
+        if r.is_ok() {
+            process::give_up(c, Why::Ulp);
+        }
+        return Outcome::from(r);
+    }
+    if let Some(why) = feature {
+        process::give_up(c, why);
         return Outcome::Bypass;
     }
     visit::arrive_by_exec(c);
@@ -505,7 +552,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
             drop(b);
             c.notify();
         }
-        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
+        name if is_time_limit(name) => {
             let receive = matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
             // SAFETY: the kernel has just read it.
             let over = unsafe { (val as *const timeval).read_unaligned() }.tv_sec < 0;
@@ -519,7 +566,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         libc::SO_LINGER if len as usize >= size_of::<linger>() => {
             // SAFETY: the kernel has just read it.
             let l = unsafe { (val as *const linger).read_unaligned() };
-            c.linger0.store(l.l_onoff != 0 && l.l_linger == 0, Relaxed);
+            c.linger0.store(is_to_reset(l), Relaxed);
             if c.linger.load(Relaxed) != 0 {
                 c.linger.store(pack(l), Relaxed);
                 set_linger(fd, linger { l_onoff: 1, l_linger: 0 });

@@ -191,7 +191,7 @@ fn bring_shared_home(until: i64, which: impl Fn(&Conn) -> bool) {
     let mut any = false;
     each_held(|c| {
         if mine(c) && !c.holders.is_only(holder_id()) {
-            leave(c);
+            leave(c, Why::Shared);
             any = true;
         }
     });
@@ -450,7 +450,7 @@ pub fn exec_prepare() {
     each_held(|c| {
         // A forked child that merely inherited it leaves the parent's ring alone.
         if mine(c) && (!close_on_exec(c) || c.remote().is_some()) {
-            leave(c);
+            leave(c, Why::Forked);
             any = true;
         }
     });
@@ -521,7 +521,7 @@ pub fn spawn_prepare(acts: usize, asks: bool) -> bool {
                 c.phase() == Phase::Managed
             };
             if managed {
-                leave(c);
+                leave(c, Why::Shared);
                 await_home(c, until);
                 visit::await_rest(c, until);
                 leave_to_kernel(c);

@@ -8,6 +8,7 @@ use crate::kept::Kept;
 use crate::layout::*;
 use crate::log::{log, Level};
 use crate::options;
+use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
 use crate::sys;
 use crate::wire::{FRAME_LEN, MARK_LEN};
@@ -197,11 +198,17 @@ fn shut_home(b: &mut Both, fd: i32, coming_home: bool) {
     }
 }
 
+/// Has a connection return in its turn. `why` is what is said of it, unless it was on its way before.
+pub fn leave(b: &mut Both, why: Why) {
+    let _ = b.tx.conn().leaves.compare_exchange(Why::None as u8, why as u8, Relaxed, Relaxed);
+    b.sw().leave();
+}
+
 /// Has a connection return at once: neither end waits until its program has read what stands before the mark. Who is
 /// about to use the kernel's socket must not find the mark in it.
-pub fn hurry(b: &mut Both) {
+pub fn hurry(b: &mut Both, why: Why) {
     let conn = b.tx.conn();
-    b.sw().leave();
+    leave(b, why);
     if !b.sw().leaving() || conn.hurry.swap(true, SeqCst) {
         return;
     }

@@ -7,7 +7,7 @@
 
 use crate::config::{self, Path};
 use crate::log::{self, Quoted};
-use crate::stats::{ConnStats, Endpoint, Header, Totals, Why};
+use crate::stats::{text_of, ConnStats, Endpoint, Header, Totals, Why};
 use crate::sys::{self, sys, Errno, SysResult};
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -32,6 +32,28 @@ pub struct Sums {
     pub connections: u64,
     /// Connections that were upgraded at least once.
     pub upgraded: u64,
+    /// The others, by why they never left TCP.
+    pub stayed: Tally,
+    /// `returns`, by why.
+    pub returned: Tally,
+}
+
+/// A count for each reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tally([u32; Why::COUNT]);
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally([0; Why::COUNT])
+    }
+}
+
+impl Tally {
+    /// The reasons that occurred, in words, and how often. Those that are none in words are left out.
+    pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u32)> + '_ {
+        let in_words = |(i, n): (usize, &u32)| (Why::from_u8(i as u8).text(), *n);
+        self.0.iter().enumerate().filter(|(_, n)| **n > 0).map(in_words).filter(|(text, _)| !text.is_empty())
+    }
 }
 
 impl Sums {
@@ -46,6 +68,8 @@ impl Sums {
             returns: t.returns.load(Ordering::Relaxed),
             connections: t.connections.load(Ordering::Relaxed),
             upgraded: t.upgraded.load(Ordering::Relaxed),
+            stayed: Tally(t.stayed.get()),
+            returned: Tally(t.returned.get()),
         }
     }
 
@@ -60,6 +84,9 @@ impl Sums {
         self.returns = self.returns.wrapping_add(u64::from(c.returns));
         self.connections = self.connections.wrapping_add(1);
         self.upgraded = self.upgraded.wrapping_add(u64::from(c.upgrades > 0));
+        if let Some(n) = self.stayed.0.get_mut(c.reason as usize).filter(|_| c.upgrades == 0) {
+            *n = n.wrapping_add(1);
+        }
     }
 }
 
@@ -78,6 +105,8 @@ pub struct Conn {
     pub path_rx: &'static str,
     /// Why a direction is on TCP; none if both are on a ring.
     pub why: Option<&'static str>,
+    /// The same, as it was last.
+    pub reason: Why,
     /// See [`Sums`].
     pub tx_bytes_tcp: u64,
     /// See [`Sums`].
@@ -116,6 +145,7 @@ impl Conn {
         let path = |p: &AtomicU8| if p.load(Ordering::Relaxed) == 1 { "ring" } else { "tcp" };
         let (path_tx, path_rx) = (path(&r.path_tx), path(&r.path_rx));
         let on_ring = path_tx == "ring" && path_rx == "ring";
+        let why = r.why.load(Ordering::Relaxed);
         Conn {
             local: endpoint(&r.local),
             peer: endpoint(&r.peer),
@@ -126,7 +156,8 @@ impl Conn {
             },
             path_tx,
             path_rx,
-            why: if on_ring { None } else { Some(Why::from_u8(r.why.load(Ordering::Relaxed)).text()) },
+            why: (!on_ring).then(|| text_of(why)),
+            reason: Why::from_u8(why),
             tx_bytes_tcp: r.tx_bytes_tcp.load(Ordering::Relaxed),
             tx_bytes_ring: r.tx_bytes_ring.load(Ordering::Relaxed),
             rx_bytes_tcp: r.rx_bytes_tcp.load(Ordering::Relaxed),
@@ -191,7 +222,17 @@ fn write_json(out: &mut Out, header: &Header, conns: &[ConnStats]) -> fmt::Resul
     write!(out, "\"connections\":{},\"upgraded\":{},", sums.connections, sums.upgraded)?;
     write!(out, "\"tx_bytes_tcp\":{},\"tx_bytes_ring\":{},", sums.tx_bytes_tcp, sums.tx_bytes_ring)?;
     write!(out, "\"rx_bytes_tcp\":{},\"rx_bytes_ring\":{},", sums.rx_bytes_tcp, sums.rx_bytes_ring)?;
-    writeln!(out, "\"upgrades\":{},\"returns\":{}}}}}", sums.upgrades, sums.returns)
+    write!(out, "\"upgrades\":{},\"returns\":{}", sums.upgrades, sums.returns)?;
+    for (name, tally) in [("stayed", &sums.stayed), ("returned", &sums.returned)] {
+        write!(out, ",\"{name}\":{{")?;
+        for (i, (why, n)) in tally.reasons().enumerate() {
+            out.write_str(if i == 0 { "" } else { "," })?;
+            write_string(out, why.as_bytes())?;
+            write!(out, ":{n}")?;
+        }
+        out.write_str("}")?;
+    }
+    out.write_str("}}\n")
 }
 
 /// A JSON string. Bytes that are not UTF-8 become U+FFFD.
@@ -365,7 +406,8 @@ mod tests {
         assert_eq!(
             text,
             "{\"pid\":42,\"program\":\"x\",\"connections\":[],\n\"totals\":{\"connections\":0,\"upgraded\":0,\
-             \"tx_bytes_tcp\":0,\"tx_bytes_ring\":0,\"rx_bytes_tcp\":0,\"rx_bytes_ring\":0,\"upgrades\":0,\"returns\":0}}\n"
+             \"tx_bytes_tcp\":0,\"tx_bytes_ring\":0,\"rx_bytes_tcp\":0,\"rx_bytes_ring\":0,\"upgrades\":0,\"returns\":0,\
+             \"stayed\":{},\"returned\":{}}}\n"
         );
     }
 
@@ -385,11 +427,15 @@ mod tests {
         let h = header(b"a\"b\\\n\xff\xc3\xa9", 3);
         h.closed.connections.store(5, Ordering::Relaxed);
         h.closed.tx_bytes_ring.store(7, Ordering::Relaxed);
+        h.closed.stayed.count(Why::New);
+        h.closed.returned.count(Why::Urgent);
+        h.closed.returned.count(Why::Urgent);
         let text = report(&h, &[ring, tcp, unused, beyond]);
         assert!(text.contains(r#""program":"a\"b\\\u000a�é""#), "{text}");
         assert!(text.contains(r#"{"local":"127.0.0.1:80","peer":"[::1]:5000","link":"shm","path_tx":"ring","path_rx":"ring","tx_bytes_tcp":0,"tx_bytes_ring":1000,"rx_bytes_tcp":0,"rx_bytes_ring":0,"upgrades":1,"returns":0}"#), "{text}");
         assert!(text.contains(r#""local":"1.2.3.4:80","peer":"[2001:db8::1]:1","link":null"#));
-        assert!(text.contains(r#""why":"the peer is not preloaded, or cannot be reached""#));
+        assert!(text.contains(r#""why":"the peer is not preloaded, keeps it on TCP, or cannot be reached""#));
+        assert!(text.contains(r#""stayed":{"too little traffic so far":1,"the peer is not preloaded, keeps it on TCP, or cannot be reached":1},"returned":{"urgent data (MSG_OOB)":2}}"#), "{text}");
         assert!(text.contains(r#""connections":7,"upgraded":1,"tx_bytes_tcp":0,"tx_bytes_ring":1007"#));
         assert!(!text.contains("9.9.9.9") && !text.contains("8.8.8.8"));
     }

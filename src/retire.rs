@@ -10,12 +10,12 @@
 
 use crate::log::{log, Level};
 use crate::sys::sys;
-use crate::{bg, holders, process, table};
+use crate::{bg, copy, holders, process, table};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::c_int;
 
-/// `prctl(PR_SET_SECCOMP)`.
-pub const BY_PRCTL: c_int = 22;
+/// `BPF_MAXINSNS` of linux/bpf_common.h.
+const MOST_INSTRUCTIONS: u16 = 4096;
 
 static RETIRED: AtomicBool = AtomicBool::new(false);
 /// It is about to. What another thread forks meanwhile is a child like any other.
@@ -43,9 +43,33 @@ pub fn reset_after_fork() {
     RETIRING.store(false, Relaxed);
 }
 
-/// Whether `seccomp(operation)` installs a filter: strict mode, or the program's own. The others are questions.
-pub fn confines(operation: u32) -> bool {
-    operation <= 1
+/// Whether `seccomp(operation, flags, args)` installs a filter: strict mode, or the program's own. The rest are questions, also
+/// what the kernel must refuse: libseccomp asks with no filter at all whether there could be one, in every QEMU.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn confines(operation: u32, flags: usize, args: usize) -> bool {
+    match operation {
+        libc::SECCOMP_SET_MODE_STRICT => flags == 0 && args == 0,
+        // SAFETY: any bits are valid, and there may be nothing.
+        libc::SECCOMP_SET_MODE_FILTER => unsafe { copy::read(args as *const libc::sock_fprog) }
+            .is_ok_and(|p| (1..=MOST_INSTRUCTIONS).contains(&p.len)),
+        _ => false,
+    }
+}
+
+/// The same of `prctl(option, mode, args)`.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn confines_by_prctl(option: c_int, mode: usize, args: usize) -> bool {
+    option == libc::PR_SET_SECCOMP
+        && match mode as u32 {
+            libc::SECCOMP_MODE_STRICT => true,
+            // SAFETY: the caller's promise.
+            libc::SECCOMP_MODE_FILTER => unsafe { confines(libc::SECCOMP_SET_MODE_FILTER, 0, args) },
+            _ => false,
+        }
 }
 
 /// Before the program installs a filter. Blocks until all connections are back on TCP.

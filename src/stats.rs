@@ -14,7 +14,7 @@ pub const MEMFD_NAME: &str = "ringsock-state";
 /// First word of the memfd.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ringstat");
 /// Layout version; a reader refuses any other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Offset of the first [`ConnStats`] in the memfd, in bytes.
 pub const CONNS_OFFSET: usize = 4096;
 
@@ -38,6 +38,35 @@ pub struct Totals {
     pub connections: AtomicU64,
     /// Connections that were upgraded at least once.
     pub upgraded: AtomicU64,
+    /// The others, by why they never left TCP.
+    pub stayed: Tally,
+    /// `returns`, by why they returned. Those of open connections, too.
+    pub returned: Tally,
+}
+
+/// A count for each [`Why`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct Tally([AtomicU32; Why::COUNT]);
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally([const { AtomicU32::new(0) }; Why::COUNT])
+    }
+}
+
+impl Tally {
+    /// One more.
+    pub fn count(&self, why: Why) {
+        if let Some(n) = self.0.get(why as usize) {
+            n.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A copy.
+    pub fn get(&self) -> [u32; Why::COUNT] {
+        core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed))
+    }
 }
 
 /// Head of the memfd.
@@ -132,13 +161,33 @@ macro_rules! why {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Why { $($(#[doc = $doc])* $name = $n,)* }
         impl Why {
-            /// The reason for a stored number.
-            pub fn from_u8(n: u8) -> Why { match n { $($n => Why::$name,)* _ => Why::New } }
+            /// One more than the largest number.
+            pub const COUNT: usize = { let mut n = 0; $(if n <= $n { n = $n + 1; })* n };
+            /// The reason for a stored number, whichever end's it is.
+            pub fn from_u8(n: u8) -> Why { match n & !AT_PEER { $($n => Why::$name,)* _ => Why::New } }
             /// The reason in words, for people.
-            pub fn text(self) -> &'static str { match self { $(Why::$name => $text,)* } }
+            pub const fn text(self) -> &'static str { match self { $(Why::$name => $text,)* } }
+            /// The same, where it is the other end that has it.
+            const fn text_of_peer(self) -> &'static str {
+                match self { $(Why::$name => concat!("the other end says: ", $text),)* }
+            }
         }
     };
 }
+
+/// In a stored [`Why`]: it is the other end's reason.
+pub const AT_PEER: u8 = 0x80;
+
+/// A stored reason in words.
+pub fn text_of(stored: u8) -> &'static str {
+    let why = Why::from_u8(stored);
+    if stored & AT_PEER == 0 || why == Why::None {
+        why.text()
+    } else {
+        why.text_of_peer()
+    }
+}
+
 why! {
     /// Not on TCP, or nothing to say.
     None = 0, "";
@@ -151,7 +200,7 @@ why! {
     /// Looking for the peer.
     Looking = 4, "looking for the peer";
     /// Nobody answered.
-    NoPeer = 5, "the peer is not preloaded, or cannot be reached";
+    NoPeer = 5, "the peer is not preloaded, keeps it on TCP, or cannot be reached";
     /// Not the same host.
     OtherHost = 6, "the peer is on another host and no RDMA link is in use";
     /// The peer speaks another version.
@@ -170,14 +219,50 @@ why! {
     Resources = 13, "no memory, fds or slots for a ring";
     /// Half closed.
     HalfClosed = 14, "half closed before it could move";
-    /// A socket feature that rings lack.
+    /// A socket feature that rings lack, found in use.
     Feature = 15, "a socket feature in use that rings do not have";
     /// Came back from a ring.
     Returned = 16, "returned from a ring";
     /// A fork child waits for it.
-    Forked = 17, "inherited over fork";
+    Forked = 17, "inherited over fork or exec";
     /// libc reads it.
     Libc = 21, "the C library reads it by itself (stdio)";
+    /// libc writes it, or does else what is not seen.
+    LibcWrites = 23, "the C library uses it by itself (stdio)";
+    /// `MSG_OOB`.
+    Urgent = 24, "urgent data (MSG_OOB)";
+    /// `sendmsg` with control data that TCP takes notice of.
+    Control = 25, "control data with what is sent (sendmsg)";
+    /// `MSG_ZEROCOPY`, `TCP_ZEROCOPY_RECEIVE`.
+    ZeroCopy = 26, "zero-copy by the kernel (MSG_ZEROCOPY, TCP_ZEROCOPY_RECEIVE)";
+    /// `MSG_FASTOPEN`.
+    FastOpen = 27, "a connection is opened with its first bytes (MSG_FASTOPEN)";
+    /// `O_ASYNC`.
+    Signals = 28, "signals for its events (O_ASYNC, FIOASYNC)";
+    /// `SO_TIMESTAMP` and its kin.
+    Stamps = 29, "timestamps (SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMPING)";
+    /// `SO_PEEK_OFF`.
+    PeekOff = 30, "looks from an offset (SO_PEEK_OFF)";
+    /// `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`.
+    Filter = 31, "a filter of packets (SO_ATTACH_FILTER, SO_ATTACH_BPF)";
+    /// `TCP_ULP`.
+    Ulp = 32, "a protocol of the kernel's above TCP, like kernel TLS (TCP_ULP)";
+    /// `TCP_REPAIR`.
+    Repair = 33, "the connection is frozen or restored (TCP_REPAIR)";
+    /// `splice`.
+    Spliced = 34, "bytes are moved within the kernel (splice)";
+    /// `io_uring_setup`, `dlmopen`, or a filter of system calls.
+    Confined = 35, "the program uses io_uring or a second C library, or confines its system calls";
+    /// The peer began the return.
+    PeerLeft = 36, "the other end took it back to TCP";
+    /// A process that it belonged to is gone.
+    Gone = 37, "a process that had it has ended";
+    /// The link broke.
+    LinkLost = 38, "the RDMA link was lost";
+    /// The link holds far more memory than is used.
+    Unused = 39, "its link was hardly used, and ends";
+    /// `RINGSOCK_CHAOS`.
+    Chaos = 40, "a random move (RINGSOCK_CHAOS)";
     /// No RDMA device.
     NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
     /// No way by RDMA.

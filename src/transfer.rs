@@ -150,7 +150,7 @@ pub unsafe fn splice(
                 break;
             }
             c.evidence.store(false, Relaxed);
-            process::give_up(c, Why::Feature);
+            process::give_up(c, Why::Spliced);
             if c.phase() == Phase::Away && visit::is_home(&mut c.lock_both()) {
                 break;
             }

@@ -215,7 +215,7 @@ fn regain(c: &Conn, b: &mut Both) -> bool {
 fn go_on(c: &'static Conn, owner_dead: bool) {
     c.local().direct.store(true, SeqCst);
     if owner_dead {
-        c.lock_both().sw().leave();
+        pump::leave(&mut c.lock_both(), Why::Gone);
         pump::drive(c);
     } else {
         // It is over, but the kernel, which polls for other processes, knows only of the peer's end.

@@ -56,8 +56,12 @@ fn an_operator_takes_connections_off_rings_and_lets_them_back() {
     let (client_pid, server_pid) = (client.pid(), server.pid());
     let client = client.wait(60.0);
     client.assert_ok("client");
-    let returns = client.report("client").totals().returns;
+    let report = client.report("client");
+    let returns = report.totals().returns;
     assert!(returns >= 2, "{returns} returns");
+    let returned = report.json.get("totals").get("returned");
+    let of = |why: &str| returned.get(why).num();
+    assert_eq!(of("switched off by the operator (ringsock off)") + of("the other end took it back to TCP"), returns);
     server.stop().assert_ok("server");
     for pid in [client_pid, server_pid] {
         assert_eq!(ringsock(&["off", &pid.to_string()]).status.code(), Some(2), "it is gone");

@@ -5,7 +5,7 @@ use crate::program;
 use crate::state::{Process, Totals};
 use crate::table;
 use ringsock_core::config::{understood, SETTINGS};
-use std::collections::BTreeMap;
+use ringsock_core::stats::Why;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -270,13 +270,7 @@ impl Drop for Reports {
 
 fn summary(processes: &[Process], status: ExitStatus) -> String {
     let mut t = Totals::default();
-    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
-    for p in processes {
-        t.add(&p.totals);
-        for why in p.connections.iter().filter_map(|c| c.why.as_deref()).filter(|w| !w.is_empty()) {
-            *reasons.entry(why).or_default() += 1;
-        }
-    }
+    processes.iter().for_each(|p| t.add(&p.totals));
     let mut out = String::from("\nringsock summary\n");
     if processes.is_empty() {
         out += match status.signal() {
@@ -293,15 +287,13 @@ fn summary(processes: &[Process], status: ExitStatus) -> String {
     row("sent", table::bytes(t.tx_bytes_tcp.saturating_add(t.tx_bytes_ring)));
     row("received", table::bytes(t.rx_bytes_tcp.saturating_add(t.rx_bytes_ring)));
     row("bytes on rings", format!("{} ({})", table::bytes(t.ring()), table::share(t.ring(), t.all())));
-    if !reasons.is_empty() {
-        out += "  on TCP at the end:\n";
-        for (why, n) in reasons {
-            out += &format!("    {n:>6}  {why}\n");
-        }
-    }
-    if t.connections > 0 && t.upgraded == 0 {
+    out += &table::reasons("never left TCP", &t.stayed, 2);
+    out += &table::reasons("returned to it", &t.returned, 2);
+    if t.stayed.contains_key(Why::NoPeer.text()) && t.upgraded == 0 {
         out +=
             "  Nothing was upgraded. Is the other end preloaded, too? `ringsock check` says what this host can do.\n";
+    } else if t.stayed.contains_key(Why::New.text()) {
+        out += "  A connection moves after some calls or bytes: see --upgrade-after and --upgrade-bytes.\n";
     }
     out
 }
@@ -326,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_summary_adds_up() {
-        let one = Process {
+        let x = Process {
             pid: 1,
             program: "x".into(),
             connections: vec![],
@@ -335,14 +327,19 @@ mod tests {
                 upgraded: 1,
                 tx_bytes_ring: 3 << 20,
                 tx_bytes_tcp: 1 << 20,
+                stayed: [("for a reason".into(), 1)].into(),
                 ..Totals::default()
             },
         };
-        let s = summary(&[one.clone(), one], ExitStatus::from_raw(0));
+        let s = summary(&[x.clone(), x.clone()], ExitStatus::from_raw(0));
         assert!(
             s.contains("connections           4\n") && s.contains("2 (50.0%)") && s.contains("6.0 MiB (75.0%)"),
             "{s}"
         );
+        assert!(s.contains("never left TCP:\n         2  for a reason\n") && !s.contains("returned to it"), "{s}");
+        let few = |why: Why| Totals { connections: 1, stayed: [(why.text().into(), 1)].into(), ..Totals::default() };
+        let said = |why| summary(&[Process { totals: few(why), ..x.clone() }], ExitStatus::from_raw(0));
+        assert!(said(Why::NoPeer).contains("Is the other end preloaded") && said(Why::New).contains("--upgrade-after"));
         assert!(summary(&[], ExitStatus::from_raw(9)).contains("killed by a signal"));
     }
 

@@ -108,6 +108,11 @@ pub fn explain(pid: u32, missing: &Missing) -> String {
     }
 }
 
+/// An address, if it has been looked at.
+fn known(end: &str) -> String {
+    if end == "[::]:0" { "-" } else { end }.into()
+}
+
 fn path(tx: &str, rx: &str) -> String {
     if tx == rx {
         tx.into()
@@ -131,6 +136,8 @@ fn text(processes: &[Process]) -> String {
             table::share(p.totals.ring(), p.totals.all()),
             table::bytes(p.totals.all()),
         );
+        out += &table::reasons("never left TCP", &p.totals.stayed, 2);
+        out += &table::reasons("returned to it", &p.totals.returned, 2);
         if p.connections.is_empty() {
             continue;
         }
@@ -139,8 +146,8 @@ fn text(processes: &[Process]) -> String {
             .iter()
             .map(|c| {
                 vec![
-                    c.local.clone(),
-                    c.peer.clone(),
+                    known(&c.local),
+                    known(&c.peer),
                     c.link.clone().unwrap_or_else(|| "-".into()),
                     path(&c.path_tx, &c.path_rx),
                     table::bytes(c.tx_bytes_ring),
@@ -186,12 +193,22 @@ mod tests {
         };
         let totals =
             Totals { connections: 2, upgraded: 1, tx_bytes_ring: 2048, tx_bytes_tcp: 2048, ..Totals::default() };
-        let p = Process { pid: 1, program: "re\x1bdis".into(), connections: vec![c], totals };
+        let new = Connection { local: "[::]:0".into(), peer: "[::]:0".into(), link: None, ..c.clone() };
+        let totals = Totals {
+            stayed: [("a few".into(), 1), ("most".into(), 2)].into(),
+            returned: [("one".into(), 1)].into(),
+            ..totals
+        };
+        let p = Process { pid: 1, program: "re\x1bdis".into(), connections: vec![c, new], totals };
         let t = text(&[p]);
         assert!(
-            t.starts_with("1 re?dis: 1 open, 2 ever, 1 upgraded (0 upgrades, 0 returns), 50.0% of 4.0 KiB on rings\n"),
+            t.starts_with("1 re?dis: 2 open, 2 ever, 1 upgraded (0 upgrades, 0 returns), 50.0% of 4.0 KiB on rings\n"),
             "{t}"
         );
+        assert!(t.contains(
+            "never left TCP:\n         2  most\n         1  a few\n  returned to it:\n         1  one\nLOCAL "
+        ));
+        assert!(!t.contains("[::]") && t.contains("\n-               -  "), "{t}");
         assert!(t.contains("ring/tcp") && t.contains("2.0 KiB") && t.trim_end().ends_with("looking for the peer"));
     }
 

@@ -5,9 +5,10 @@
 //! which could cut it short, and reading a missing page of a mapping would kill
 //! this command.
 
-use ringsock_core::report::{program_name, Conn, Sums};
+use ringsock_core::report::{program_name, Conn, Sums, Tally};
 use ringsock_core::stats::{ConnStats, Header, CONNS_OFFSET, MAGIC, MEMFD_NAME, VERSION};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::mem::size_of;
@@ -43,7 +44,7 @@ pub struct Connection {
 }
 
 /// Sums over live and closed connections.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     pub connections: u64,
     pub upgraded: u64,
@@ -53,7 +54,16 @@ pub struct Totals {
     pub rx_bytes_ring: u64,
     pub upgrades: u64,
     pub returns: u64,
+    /// How many never left TCP, by why.
+    #[serde(default)]
+    pub stayed: Reasons,
+    /// `returns`, by why.
+    #[serde(default)]
+    pub returned: Reasons,
 }
+
+/// How often each reason occurred.
+pub type Reasons = BTreeMap<String, u64>;
 
 impl Totals {
     /// Adds another process's.
@@ -66,6 +76,12 @@ impl Totals {
         self.rx_bytes_ring = self.rx_bytes_ring.saturating_add(o.rx_bytes_ring);
         self.upgrades = self.upgrades.saturating_add(o.upgrades);
         self.returns = self.returns.saturating_add(o.returns);
+        for (to, from) in [(&mut self.stayed, &o.stayed), (&mut self.returned, &o.returned)] {
+            for (why, n) in from {
+                let to = to.entry(why.clone()).or_default();
+                *to = to.saturating_add(*n);
+            }
+        }
     }
 
     /// Bytes on rings, both directions.
@@ -90,8 +106,14 @@ impl From<Sums> for Totals {
             rx_bytes_ring: s.rx_bytes_ring,
             upgrades: s.upgrades,
             returns: s.returns,
+            stayed: in_words(&s.stayed),
+            returned: in_words(&s.returned),
         }
     }
+}
+
+fn in_words(tally: &Tally) -> Reasons {
+    tally.reasons().map(|(why, n)| (why.to_string(), n.into())).collect()
 }
 
 impl From<Conn> for Connection {
@@ -279,6 +301,8 @@ mod tests {
         h.capacity.store(2, Relaxed);
         h.used.store(1000, Relaxed);
         h.closed.connections.store(3, Relaxed);
+        h.closed.stayed.count(Why::NoPeer);
+        h.closed.returned.count(Why::Urgent);
         h.program[0].store(b'x', Relaxed);
         // SAFETY: as above; records begin at this offset.
         let c = unsafe { &*at.byte_add(CONNS_OFFSET).cast::<ConnStats>() };
@@ -300,6 +324,8 @@ mod tests {
         let p = read(&path(&memfd(VERSION, 7))).unwrap();
         assert_eq!((p.pid, p.program.as_str(), p.connections.len()), (7, "x", 1));
         assert_eq!((p.totals.connections, p.totals.tx_bytes_tcp), (4, 9));
+        assert_eq!(p.totals.stayed, Reasons::from([(Why::NoPeer.text().into(), 2)]));
+        assert_eq!(p.totals.returned, Reasons::from([(Why::Urgent.text().into(), 1)]));
         let json = serde_json::to_value(&p).unwrap();
         assert_eq!(json["connections"][0]["local"], "[::]:80");
         assert_eq!(json["connections"][0]["link"], serde_json::Value::Null);

@@ -1,5 +1,8 @@
 //! Plain text tables.
 
+use crate::state::Reasons;
+use std::cmp::Reverse;
+
 /// Columns as wide as their widest cell, two spaces apart; those named in `right` are numbers.
 pub fn format(head: &[&str], rows: &[Vec<String>], right: &[&str]) -> String {
     let width = |i: usize| {
@@ -25,6 +28,18 @@ pub fn format(head: &[&str], rows: &[Vec<String>], right: &[&str]) -> String {
         line(&mut row.iter().map(String::as_str));
     }
     out
+}
+
+/// How often each reason occurred, one line each, the commonest first, indented by `by`; nothing if there are none.
+pub fn reasons(title: &str, reasons: &Reasons, by: usize) -> String {
+    let mut all: Vec<(&String, &u64)> = reasons.iter().collect();
+    all.sort_by_key(|(why, n)| (Reverse(**n), *why));
+    let lines: String = all.iter().map(|(why, n)| format!("{:by$}  {n:>6}  {why}\n", "")).collect();
+    if lines.is_empty() {
+        lines
+    } else {
+        format!("{:by$}{title}:\n{lines}", "")
+    }
 }
 
 /// A byte count for people: `0`, `512 B`, `1.5 KiB`, `20 MiB`.

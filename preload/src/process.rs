@@ -286,7 +286,7 @@ jump! { fn dlmopen to namespace }
 
 hook! {
     fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
-        if option == retire::BY_PRCTL {
+        if retire::confines_by_prctl(option, a as usize, b as usize) {
             ops::confining();
         }
         real(option, a, b, c, d)

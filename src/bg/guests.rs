@@ -83,7 +83,7 @@ impl Bg {
             match conn.phase() {
                 Phase::Managed => {
                     conn.bequeathed.store(true, SeqCst);
-                    pump::hurry(&mut b);
+                    pump::hurry(&mut b, Why::Shared);
                 }
                 Phase::Raw if for_good => {
                     conn.set_phase(Phase::Plain);
@@ -143,7 +143,7 @@ impl Bg {
             match o {
                 Order::Off => {
                     // Nobody's reading is waited for.
-                    pump::hurry(&mut c.lock_both());
+                    pump::hurry(&mut c.lock_both(), Why::Operator);
                     self.stir(c);
                 }
                 Order::On => later(c, 0),

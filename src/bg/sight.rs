@@ -2,7 +2,7 @@
 //!
 //! A program that is told `EAGAIN` (or makes the socket non-blocking) and then neither calls again nor waits
 //! by a call of ours may have gone to sleep on the kernel's socket, where nothing of a ring ever arrives.
-//! Such a connection returns to TCP.
+//! Such a connection returns to TCP. So does one that was put into a set which then nobody waits for by a call of ours.
 
 use super::*;
 use crate::textfile::TextFile;
@@ -152,7 +152,8 @@ impl Bg {
             let known = s.empties;
             let left = || {
                 let l = c.local();
-                if c.phase() != Phase::Managed || !c.out_of_sight.load(SeqCst) || l.watchers.load(SeqCst) > 0 {
+                let in_sight = || !c.out_of_sight.load(SeqCst) || l.watchers.load(SeqCst) > 0;
+                if c.phase() != Phase::Managed || !epoll::is_unawaited(c) && in_sight() {
                     return Left::InSight;
                 }
                 let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
@@ -207,7 +208,7 @@ impl Bg {
             conn.evidence.store(false, Relaxed);
             conn.next_try.store(u32::MAX, Relaxed);
             // It may come to wait in sight, for a peer that has yet to read what stands before a mark.
-            pump::hurry(&mut b);
+            pump::hurry(&mut b, Why::Unseen);
         }
         self.stir(conn);
     }

@@ -164,7 +164,7 @@ impl Wait {
     fn is_for(&self, conn: &Conn) -> bool {
         match *self {
             Wait::Fd(fd) => table::is(fd, conn),
-            Wait::Set(set) => unseen::contains(set, conn),
+            Wait::Set(set) => unseen::contains(set, conn) || epoll::has_unawaited(set, conn),
             Wait::Uring(fd) => uring::is_for_sockets(fd),
             Wait::Anything => true,
         }

@@ -91,11 +91,6 @@ enum What {
     Other,
 }
 
-/// Whether it is an io_uring.
-pub(super) fn is_uring(fd: c_int) -> bool {
-    what_is(libc::AT_FDCWD, format_args!("/proc/self/fd/{fd}")) == What::Uring
-}
-
 /// What the fd is that a list of fds has as `link`, in the folder `dir`.
 fn what_is(dir: c_int, link: core::fmt::Arguments) -> What {
     let mut name = Text::<32>::EMPTY;

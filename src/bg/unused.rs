@@ -111,7 +111,7 @@ impl Bg {
             }
         });
         for c in on_it {
-            if self.leaves(c) {
+            if self.leaves(c, Why::Unused) {
                 self.stir(c);
             }
         }

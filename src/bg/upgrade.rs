@@ -5,6 +5,7 @@ use super::search::{later, soon, told};
 use super::*;
 use crate::desk::Lent;
 use crate::layout::{MARK_BEGUN, WANT_ORDER};
+use crate::stats::AT_PEER;
 
 /// Why a connection is not made ours.
 #[derive(Clone, Copy)]
@@ -164,7 +165,11 @@ impl Bg {
                 };
                 conn.lock_both().sw().disarm();
                 self.left_by_peer.insert((key(l), m.a));
-                self.unmanage(conn, Why::from_u8(m.b as u8));
+                let why = Why::from_u8(m.b as u8);
+                self.unmanage(conn, why);
+                if !matches!(why, Why::Refused | Why::NoPeer) && conn.phase() == Phase::Raw {
+                    conn.stats().why.fetch_or(AT_PEER, Relaxed);
+                }
                 // The program may have closed it meanwhile.
                 self.stir(conn);
             }
@@ -355,7 +360,8 @@ impl Bg {
         if conn.is_inherited() || !may_be_used(conn) {
             return Err(Not::For(Why::Shared));
         }
-        if !conn.evidence.load(SeqCst) || conn.unknown_items.load(SeqCst) > 0 {
+        let unseen = conn.unknown_items.load(SeqCst) > 0 || epoll::is_unawaited(conn);
+        if unseen || !crate::io::has_evidence(conn) {
             // Taken back since the peer was looked for; or it is the peer that wants to.
             return Err(Not::For(Why::Unseen));
         }
@@ -462,8 +468,14 @@ impl Bg {
         let fd = conn.local().fd.load(Relaxed);
         self.unwatch(fd);
         let s = conn.stats();
-        if why == Why::Returned {
-            s.returns.fetch_add(1, Relaxed);
+        let returned = why == Why::Returned;
+        let why = match Why::from_u8(conn.leaves.swap(Why::None as u8, Relaxed)) {
+            _ if !returned => why,
+            Why::None => Why::PeerLeft,
+            ours => ours,
+        };
+        if returned {
+            arena::count_return(conn, why);
         }
         let was_remote = conn.remote_pid.load(Relaxed) != 0;
         self.detach(&mut b, conn);
@@ -508,8 +520,8 @@ impl Bg {
         epoll::unmanage(&mut b);
         drop(b);
         conn.notify();
-        if was_remote && why == Why::Returned {
-            self.rdma_again(conn, why);
+        if was_remote && returned {
+            self.rdma_again(conn, Why::Returned);
         }
     }
 
@@ -557,7 +569,7 @@ impl Bg {
         if is_orphan(conn) && !conn.has_ended(END_EOF) {
             let mut b = conn.lock_both();
             if !pump::bereave(&mut b) {
-                b.sw().leave();
+                pump::leave(&mut b, Why::Gone);
             }
         }
         self.stir(conn);
@@ -594,7 +606,7 @@ impl Bg {
         });
         for c in on_it {
             if l.remote().is_some() {
-                pump::hurry(&mut c.lock_both());
+                pump::hurry(&mut c.lock_both(), Why::LinkLost);
                 self.stir(c);
             } else if pump::is_never_marked(&mut c.lock_both()) {
                 self.unmanage(c, Why::Refused);
@@ -663,8 +675,8 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
         Err(rv::Uncounted::Moving) => return Err(Not::Now),
         _ => return Err(Not::For(Why::Bypass)),
     }
-    if options::uses_feature(fd) {
-        return Err(Not::For(Why::Feature));
+    if let Some(why) = options::feature_of(fd) {
+        return Err(Not::For(why));
     }
     options::read_options(conn, fd);
     let slot = l.side.alloc_slot().ok_or(Not::For(Why::Resources))?;
@@ -695,6 +707,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
     conn.hurry.store(false, Relaxed);
+    conn.leaves.store(Why::None as u8, Relaxed);
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);
     b.sw().arm(nonce);

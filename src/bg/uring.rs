@@ -1,33 +1,27 @@
-//! What a program's io_urings are for.
+//! What a program's io_urings are for that it makes or uses by system calls of its own.
 //!
-//! What it asks of one no library sees. But the entries by which it does lie in memory that whoever has the fd can map, and
-//! stay there until others take their places: so they tell whether sockets were among what it was asked of, or files alone
-//! (databases use one so).
+//! What it asks of one no library sees (`crate::uring` does, of others). But the entries by which it does lie in memory that
+//! whoever has the fd can map, and stay there until others take their places: so they tell whether sockets were among what it
+//! was asked of, or files alone (databases use one so).
 
 use super::*;
 use crate::config::Text;
 use crate::textfile::TextFile;
+use crate::uring::{asks_a_socket, is_known, is_ring, OFF_SQES, SQE_BYTES};
 use core::fmt::Write;
-
-// What the kernel's include/uapi/linux/io_uring.h says.
-const OFF_SQES: usize = 0x1000_0000;
-const SQE_BYTES: usize = 64;
-const FIXED_FILE: u8 = 1;
-/// `IORING_OP_READV`, `_WRITEV`, `_READ_FIXED`, `_WRITE_FIXED`, `_READ`, `_WRITE`.
-const DATA: [u8; 6] = [1, 2, 4, 5, 22, 23];
-/// Those that no socket is asked for: of files and their names, of memory, times and other requests. (0, `IORING_OP_NOP`, is
-/// what has not been used.)
-const NO_SOCKETS: [u8; 25] =
-    [0, 3, 8, 11, 12, 14, 15, 17, 18, 19, 20, 21, 24, 25, 28, 31, 32, 35, 36, 37, 38, 39, 51, 52, 55];
 
 /// Whether it has been, or may have been, used for sockets.
 pub(super) fn is_for_sockets(uring: c_int) -> bool {
+    // What is asked of these in sight is of none, or no connection would be where we are asked.
+    if is_known(uring) {
+        return false;
+    }
     // One of our own: the program's may be another file's in a moment, which is not to be mapped.
     let fd = match fdhigh::dup_high(uring) {
         Ok(fd) => fd,
         Err(e) => return e != libc::EBADF,
     };
-    let found = unseen::is_uring(fd).then(|| entries(fd).and_then(|n| any_socket(fd, n)));
+    let found = is_ring(fd).then(|| entries(fd).and_then(|n| any_socket(fd, n)));
     sys::close(fd);
     // What is no io_uring any more is for nothing; of what cannot be known anything is possible.
     found.is_some_and(|known| known.unwrap_or(true))
@@ -60,32 +54,4 @@ fn any_socket(fd: c_int, entries: usize) -> Option<bool> {
     // SAFETY: what was mapped above, and nobody has.
     let _ = unsafe { sys::sys!(libc::SYS_munmap, at, len) };
     Some(any)
-}
-
-/// Whether a request is, or may be, one of a socket.
-fn asks_a_socket(op: u8, flags: u8, is_socket: impl FnOnce() -> bool) -> bool {
-    match op {
-        op if NO_SOCKETS.contains(&op) => false,
-        op if DATA.contains(&op) => flags & FIXED_FILE != 0 || is_socket(),
-        _ => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_of_files_or_of_sockets() {
-        let (read, recv, poll_add, fsync, nop) = (22, 27, 6, 3, 0);
-        assert!(!asks_a_socket(read, 0, || false), "a file");
-        assert!(asks_a_socket(read, 0, || true));
-        assert!(asks_a_socket(read, FIXED_FILE, || false), "by a number that is not one of its fds");
-        for op in [recv, poll_add, 200] {
-            assert!(asks_a_socket(op, 0, || false), "{op}");
-        }
-        for op in [fsync, nop] {
-            assert!(!asks_a_socket(op, FIXED_FILE, || true), "{op}");
-        }
-    }
 }

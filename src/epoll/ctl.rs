@@ -111,8 +111,7 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         Ok(Change::NotOurs(_)) => Outcome::Fail(libc::ENOSPC),
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
-                conn.evidence.store(true, Relaxed);
-                conn.in_sight();
+                set.note_evidence(conn);
             }
             Outcome::Done(0)
         }

@@ -220,6 +220,7 @@ impl Set {
 pub(super) struct Nested {
     fd: c_int,
     set: &'static Set,
+    events: u32,
     data: u64,
 }
 
@@ -240,10 +241,21 @@ impl Set {
         nested.retain(|n| n.fd != fd);
         if op != libc::EPOLL_CTL_DEL {
             // SAFETY: the kernel has just read it.
-            let data = unsafe { ev.read_unaligned() }.u64;
-            nested.push(Nested { fd, set: inner, data });
+            let ev = unsafe { ev.read_unaligned() };
+            nested.push(Nested { fd, set: inner, events: ev.events, data: ev.u64 });
         }
         Outcome::Done(0)
+    }
+
+    /// What the kernel has said of a set in this one is not passed on: to the program, a one-shot has not fired.
+    fn arm_again(&self, fd: c_int, data: u64) {
+        let _g = self.lock.lock();
+        // SAFETY: guarded by `lock`.
+        let mut all = unsafe { &(*self.inner.get()).nested }.iter();
+        if let Some(n) = all.find(|n| (n.fd, n.data) == (fd, data)).filter(|n| n.events & ONESHOT != 0) {
+            let ev = epoll_event { events: n.events, u64: n.data };
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_MOD, fd, &ev);
+        }
     }
 
     /// Takes out what the kernel says of sets in this one that were woken for nothing.
@@ -260,7 +272,8 @@ impl Set {
                 let one = all.next().filter(|n| table::is_set(n.fd, n.set));
                 one.filter(|n| n.set.exposed.load(Relaxed) && all.next().is_none()).map(|n| (n.fd, n.set))
             };
-            if nested.is_some_and(|(fd, set)| !set.has_event(fd)) {
+            if let Some((fd, _)) = nested.filter(|(fd, set)| !set.has_event(*fd)) {
+                self.arm_again(fd, e.u64);
                 continue;
             }
             // SAFETY: as above; `out <= at`.
@@ -318,6 +331,7 @@ pub fn settle_fd(fd: c_int) {
 /// A set's fd is polled: its readiness must show in the kernel.
 pub fn polled(epfd: c_int) {
     if let Some(s) = set_of(epfd) {
+        s.note_awaited();
         s.expose();
     }
 }

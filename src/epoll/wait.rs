@@ -753,6 +753,7 @@ pub unsafe fn look(epfd: c_int, evs: *mut epoll_event, max: c_int, mask: *const 
         // A connection that comes to it meanwhile has nothing to say yet.
         return table::is_foreign(epfd).then_some(Outcome::Bypass);
     };
+    s.note_awaited();
     if s.is_inherited() || !s.is_the_kernels() || max <= 0 || evs.is_null() || !crate::process::is_active() {
         return None;
     }
@@ -801,6 +802,7 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
             }
         }
     };
+    s.note_awaited();
     let since = signals::since(begun, mask);
     match s.wait(evs, max, since.left(timeout_ns, spent), mask, since) {
         Ok(n) => Outcome::Done(n),

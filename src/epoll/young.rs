@@ -15,6 +15,11 @@ pub struct Young {
 }
 
 impl Young {
+    /// The set, or null.
+    pub fn set(&self) -> *const Set {
+        self.set.load(Relaxed)
+    }
+
     fn take(&self) -> Option<(&'static Set, epoll_event)> {
         // SAFETY: null, or a set; these are never freed.
         let set = unsafe { self.set.load(Relaxed).as_ref() }?;
@@ -65,8 +70,7 @@ pub(super) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event
                 young.set.store(set, Relaxed);
                 s.young.fetch_add(1, SeqCst);
             }
-            conn.evidence.store(true, Relaxed);
-            conn.in_sight();
+            s.note_evidence(conn);
         }
         Some(Outcome::from(r))
     })?

@@ -13,6 +13,9 @@ pub(super) struct Call {
     limit: i64,
     /// The end of that; 0: it has not waited yet.
     until: i64,
+    /// It began where the kernel keeps the time limit, which another process may have set (for a listener that was passed on):
+    /// it is known since the connection has moved.
+    by_kernel: bool,
 }
 
 impl Call {
@@ -21,7 +24,14 @@ impl Call {
         options::reread(conn);
         let limit = limit.load(Relaxed);
         let may_wait = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblock.load(Relaxed);
-        Call { may_wait, since, then: since, limit, until: 0 }
+        Call { may_wait, since, then: since, limit, until: 0, by_kernel: limit == 0 && conn.phase() == Phase::Raw }
+    }
+
+    /// The connection is no more where the call began; `limit` as in [`Call::new`].
+    pub fn moved(&mut self, limit: &AtomicI64) {
+        if core::mem::take(&mut self.by_kernel) {
+            self.limit = limit.load(Relaxed);
+        }
     }
 
     /// It has a time limit, so that the kernel never goes on with it after a handler.
@@ -46,7 +56,7 @@ impl Call {
     pub fn until(&mut self, end: i64) -> Call {
         let now = Since::now();
         let until = Some(self.deadline()).filter(|d| *d > 0).map_or(end, |d| d.min(end));
-        Call { may_wait: self.may_wait, since: now, then: now, limit: self.limit, until }
+        Call { since: now, then: now, until, ..*self }
     }
 
     /// The handlers that have run so far do not end it.

@@ -354,6 +354,11 @@ pub(super) fn note_bytes(conn: &Conn, n: usize) {
     }
 }
 
+/// Whether it was seen how the program waits for it.
+pub fn has_evidence(conn: &Conn) -> bool {
+    conn.evidence.load(SeqCst) || crate::epoll::is_awaited(conn)
+}
+
 /// Enough has gone through it to be worth a ring: looks for the peer.
 #[cold]
 fn look(conn: &Conn, calls: u32) {
@@ -369,12 +374,12 @@ fn look(conn: &Conn, calls: u32) {
     }
     let again = calls.saturating_add(chaos::again(calls.saturating_mul(3)));
     conn.next_try.store(again.max(calls.saturating_add(1)), Relaxed);
-    if !conn.evidence.load(Relaxed) || conn.local().blind.load(Relaxed) > 0 {
+    if !has_evidence(conn) || conn.local().blind.load(Relaxed) > 0 {
         conn.why(Why::Unseen);
         return;
     }
     if !crate::process::rings_allowed() {
-        conn.why(Why::Feature);
+        conn.why(Why::Confined);
         return;
     }
     conn.gentle.store(true, Relaxed);

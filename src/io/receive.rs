@@ -25,7 +25,7 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.rcvtimeo));
         if flags & libc::MSG_OOB != 0 {
-            crate::process::give_up(conn, Why::Feature);
+            crate::process::give_up(conn, Why::Urgent);
             return Outcome::Bypass;
         }
         visit::arrive(conn);
@@ -35,7 +35,10 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
             Phase::Raw if b.skip == 0 => (recv_raw(at, conn, &mut b, msg, flags, call), None),
             Phase::Raw => (recv_raw(at, conn, &mut b, None, flags, call), msg),
             Phase::Away => (recv_away(at, conn, &mut b, flags, call), msg),
-            _ => (recv_managed(at, conn, &mut b, flags, call), msg),
+            _ => {
+                call.moved(&conn.rcvtimeo);
+                (recv_managed(at, conn, &mut b, flags, call), msg)
+            }
         };
         if let Step::Return(o) = step {
             let o = b.outcome(o);

@@ -18,17 +18,26 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.sndtimeo));
         // SAFETY: null or valid by the caller's promise.
-        let controls = unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0 && !message::is_ignored(m));
-        let zero_copy = flags & libc::MSG_ZEROCOPY != 0 && b.skip == 0 && crate::options::is_zero_copy(at);
-        if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 || controls || zero_copy {
-            crate::process::give_up(conn, Why::Feature);
+        let controls = || unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen > 0 && !message::is_ignored(m));
+        let zero_copy = || flags & libc::MSG_ZEROCOPY != 0 && b.skip == 0 && crate::options::is_zero_copy(at);
+        let why = match flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) {
+            0 if controls() => Some(Why::Control),
+            0 => zero_copy().then_some(Why::ZeroCopy),
+            libc::MSG_FASTOPEN => Some(Why::FastOpen),
+            _ => Some(Why::Urgent),
+        };
+        if let Some(why) = why {
+            crate::process::give_up(conn, why);
             return Outcome::Bypass;
         }
         visit::arrive(conn);
         let step = match conn.phase() {
             Phase::Raw => send_raw(at, conn, &mut b, flags, call),
             Phase::Away => send_away(at, conn, &mut b, flags, call),
-            _ => send_managed(at, conn, &mut b, flags, call),
+            _ => {
+                call.moved(&conn.sndtimeo);
+                send_managed(at, conn, &mut b, flags, call)
+            }
         };
         if let Step::Return(o) = step {
             return b.outcome(o);

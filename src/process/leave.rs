@@ -6,7 +6,7 @@ use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::sys;
-use crate::{options, pump, table, visit};
+use crate::{options, pump, rendezvous, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
 
 /// How long a return is waited for, if otherwise the connection must be reset. A peer that is stopped, or does not read, may
@@ -25,10 +25,10 @@ pub(super) fn leave_to_kernel(c: &'static Conn) {
     }
 }
 
-pub(super) fn leave(c: &Conn) {
+pub(super) fn leave(c: &Conn, why: Why) {
     {
         let mut b = c.lock_both();
-        pump::hurry(&mut b);
+        pump::hurry(&mut b, why);
     }
     pump::drive(c);
 }
@@ -61,7 +61,7 @@ pub fn stay_for_others(all: &[&'static Conn]) {
         match c.phase() {
             Phase::Raw => c.set_phase(Phase::Plain),
             Phase::Managed => {
-                pump::hurry(&mut b);
+                pump::hurry(&mut b, Why::Shared);
                 pump::run(&mut b);
             }
             _ => continue,
@@ -93,7 +93,7 @@ static NO_RINGS: AtomicBool = AtomicBool::new(false);
 pub fn no_more_rings() {
     if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
         // Nobody may look for a rest where the program cannot see it.
-        leave_for_good((0..=table::highest()).filter_map(table::conn), Why::Feature, true);
+        leave_for_good((0..=table::highest()).filter_map(table::conn), Why::Confined, true);
     }
 }
 
@@ -129,20 +129,20 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
         match c.phase() {
             Phase::Raw => {
                 c.set_phase(Phase::Plain);
-                c.why(why);
+                told(c, why);
             }
             Phase::Managed => {
                 c.next_try.store(u32::MAX, Relaxed);
                 // Between its coming home and our seeing that, the peer may ask for it again.
                 c.for_good.store(true, Relaxed);
-                pump::hurry(&mut b);
+                pump::hurry(&mut b, why);
                 pump::run(&mut b);
             }
             // It is home, and its owner has yet to see that.
             Phase::Away => {
                 c.next_try.store(u32::MAX, Relaxed);
                 c.for_good.store(true, Relaxed);
-                c.why(why);
+                told(c, why);
             }
             _ => {}
         }
@@ -179,8 +179,23 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
                 let _ = unsafe { sys!(libc::SYS_shutdown, c.local().fd.load(Relaxed), libc::SHUT_RDWR) };
             }
         }
-        c.why(why);
+        told(c, why);
     }
+}
+
+/// A connection is with TCP for good: says so to whoever asks.
+fn told(c: &Conn, why: Why) {
+    c.why(why);
+    let s = c.stats();
+    if s.ends().is_none() {
+        // It was never looked for.
+        let ends = rendezvous::ends(c.local().fd.load(Relaxed));
+        ends.iter().flatten().zip([&s.local, &s.peer]).for_each(|(end, to)| to.note(end));
+    }
+    let Some([local, peer]) = s.ends().as_ref().map(|ends| ends.map(|end| rendezvous::socket_addr(&end))) else {
+        return;
+    };
+    log(Level::Debug, format_args!("{local} to {peer}: stays on TCP: {}", why.text()));
 }
 
 /// It has not come home in time, and the kernel's socket is about to be used.

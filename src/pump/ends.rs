@@ -1,10 +1,11 @@
 //! How a connection ends: by the end of the TCP stream, by a peer that is gone, or by a reset of ours.
 
-use super::{run, QUIET};
+use super::{leave, run, QUIET};
 use crate::conn::*;
 use crate::kept::Kept;
 use crate::layout::*;
 use crate::log::{log, Level};
+use crate::stats::Why;
 use crate::switch::{End, RxPath, TxPath};
 use crate::sys;
 use core::sync::atomic::Ordering::*;
@@ -217,7 +218,7 @@ pub fn bereave(b: &mut Both) -> bool {
         if ring.shown() > ring.consumed {
             // Nobody reads that frame: a reset is the answer.
             conn.end.fetch_or(END_BEREFT, AcqRel);
-            b.sw().leave();
+            leave(b, Why::Gone);
             run(b);
         }
         conn.notify();

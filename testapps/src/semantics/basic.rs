@@ -1,6 +1,7 @@
 //! Flags, options, timeouts and the other small print of `recv` and `send`.
 
 use super::cx::{between, Cx, Op, Res, Why};
+use super::found::warm;
 use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, O_NONBLOCK, POLLIN, SOL_SOCKET};
@@ -25,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     ("nonblock-ioctl", |cx| nonblock(cx, true)),
     ("rcvtimeo", rcvtimeo),
     ("rcvtimeo-partial", rcvtimeo_partial),
+    ("rcvtimeo-of-the-listener", rcvtimeo_of_listener),
     ("sndtimeo", sndtimeo),
     ("sndtimeo-partial", sndtimeo_partial),
     ("timeout-of-less-than-nothing", timeout_below_zero),
@@ -321,6 +323,26 @@ fn recvmsg_in_vain(cx: &mut Cx) -> Res {
         h.msg_flags = -1;
     }
     Ok(())
+}
+
+/// An accepted connection has its listener's time limit, also in a call that sleeps when it moves.
+fn rcvtimeo_of_listener(cx: &mut Cx) -> Res {
+    const LIMIT_MS: i64 = 400;
+    for rounds in [1, 3, 8, 40] {
+        let (l, port) = sys::listen(0, 4)?;
+        sys::set_timeout(l, libc::SO_RCVTIMEO, LIMIT_MS)?;
+        let a = sys::connect(port)?;
+        let b = sys::accept(l, 0)?;
+        warm(a, b, rounds)?;
+        let began = Instant::now();
+        same!(sys::read(b, &mut [0; 4]), Err(EAGAIN), "read after {rounds} rounds");
+        let took = began.elapsed().as_millis() as i64;
+        ensure!((LIMIT_MS - 20..LIMIT_MS + 3000).contains(&took), "it took {took} ms after {rounds} rounds");
+        for fd in [a, b, l] {
+            sys::close(fd)?;
+        }
+    }
+    cx.warm(4, 0)
 }
 
 fn rcvtimeo_partial(cx: &mut Cx) -> Res {

@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
     ("reset-by-me", reset_by_me),
     ("linger-0", linger_0),
     ("linger-0-mine", linger_0_mine),
+    ("linger-0-from-before-the-connection", linger_0_from_before),
     ("close-with-pending", close_pending),
     ("shutdown-with-pending", shutdown_pending),
     ("bad-fd-after-close", bad_fd),
@@ -261,6 +262,26 @@ fn linger_0(cx: &mut Cx) -> Res {
     same!(sys::read(cx.fd, &mut [0; 4]), Err(ECONNRESET), "read");
     same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "send");
     Ok(())
+}
+
+/// libnfs sets it before it connects; an accepted connection has its listener's.
+fn linger_0_from_before(cx: &mut Cx) -> Res {
+    for by_listener in [false, true] {
+        let (l, port) = sys::listen(0, 4)?;
+        if by_listener {
+            sys::set_linger(l, true, 0)?;
+        }
+        let a = sys::connect_as(port, |fd| if by_listener { Ok(()) } else { sys::set_linger(fd, true, 0) })?;
+        let b = sys::accept(l, 0)?;
+        let left = has_left(a, b, if cx.is_to_leave() { 200 } else { 1 })?;
+        ensure!(left || !cx.is_to_leave(), "the connection has not left TCP");
+        let (closes, hears) = if by_listener { (b, a) } else { (a, b) };
+        sys::close(closes)?;
+        same!(sys::recv(hears, &mut [0; 8], 0), Err(libc::ECONNRESET), "recv then, by_listener {by_listener}");
+        sys::close(hears)?;
+        sys::close(l)?;
+    }
+    cx.warm(4, 0)
 }
 
 fn linger_0_mine(cx: &mut Cx) -> Res {

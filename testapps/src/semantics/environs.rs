@@ -1,5 +1,6 @@
 //! What surrounds a connection: filters of system calls, other users, other roots, a second libc, options of listeners.
 
+use super::counted::stays;
 use super::cx::{child_must_leave_tcp, untried, Cx, Op, Res, Why};
 use super::procs::{child, reap};
 use super::Check;
@@ -14,6 +15,7 @@ pub const CHECKS: &[Check] = &[
     ("seccomp-by-prctl", |cx| confined(cx, by_prctl)),
     ("seccomp-by-syscall", |cx| confined(cx, by_syscall)),
     ("seccomp-after-the-peer-has-gone", confined_rest),
+    ("seccomp-asked-for", seccomp_asked),
     ("alone-in-a-namespace", alone),
     ("other-user", other_user),
     ("other-root", other_root),
@@ -109,6 +111,22 @@ fn confined(cx: &mut Cx, install: fn(&libc::sock_fprog) -> c_long) -> Res {
     cx.warm(200, 10)?;
     cx.tell(Op::Send, 100_000, 0, 0)?;
     cx.recv(100_000)
+}
+
+/// libseccomp asks so what the kernel knows (in every QEMU). Nothing is confined by that.
+fn seccomp_asked(cx: &mut Cx) -> Res {
+    // SAFETY: no pointers.
+    let ask = |op: u32, flags: usize| unsafe { libc::syscall(libc::SYS_seccomp, op, flags, 0usize) };
+    let tsync = libc::SECCOMP_FILTER_FLAG_TSYNC as usize;
+    same!((ask(libc::SECCOMP_SET_MODE_FILTER, tsync), sys::errno()), (-1, libc::EFAULT), "no filter at all");
+    same!((ask(libc::SECCOMP_SET_MODE_STRICT, 1), sys::errno()), (-1, libc::EINVAL), "strict, and flags");
+    let nothing = libc::sock_fprog { len: 0, filter: core::ptr::null_mut() };
+    same!((by_syscall(&nothing), sys::errno()), (-1, libc::EINVAL), "an empty filter");
+    same!((by_prctl(&nothing), sys::errno()), (-1, libc::EINVAL), "an empty filter by prctl");
+    // SAFETY: no pointers.
+    let r = unsafe { libc::prctl(libc::PR_SET_SECCOMP, 77, 0, 0, 0) };
+    same!((r, sys::errno()), (-1, libc::EINVAL), "a mode that there is not");
+    stays(cx)
 }
 
 /// The peer has closed; what it sent is whole.

@@ -24,6 +24,7 @@ pub const CHECKS: &[Check] = &[
     ("many-pieces-when-new", many_pieces),
     ("poll-of-a-set-of-sets", set_of_sets),
     ("edges-of-a-set-in-a-set", edges_of_a_set),
+    ("one-shot-of-a-set-in-a-set", one_shot_of_a_set),
     ("zerocopy-of-the-listener", completions),
 ];
 
@@ -396,6 +397,48 @@ fn edges_of_a_set(cx: &mut Cx) -> Res {
     sys::close(outer)?;
     sys::close(inner)?;
     Ok(())
+}
+
+/// So do the virtual threads of a JVM: a set of one-shots, which is a one-shot in another set whenever it has nothing.
+fn one_shot_of_a_set(cx: &mut Cx) -> Res {
+    const ONCE: u32 = (EPOLLIN | libc::EPOLLONESHOT) as u32;
+    for _ in 0..4 {
+        let (a, b) = pair()?;
+        let server = std::thread::spawn(move || -> Res {
+            let mut buf = [0; 16];
+            while sys::recv(b, &mut buf, libc::MSG_WAITALL)? == 16 {
+                util::pause_ms(2);
+                sys::write_all(b, &buf)?;
+            }
+            Ok(sys::close(b)?)
+        });
+        sys::nonblock(a, true)?;
+        let (inner, outer) = (sys::epoll_create()?, sys::epoll_create()?);
+        sys::epoll_ctl(inner, EPOLL_CTL_ADD, a, 0, 5)?;
+        sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, 0, 6)?;
+        for round in 0..60u8 {
+            sys::write_all(a, &[round; 16])?;
+            let mut buf = [0; 16];
+            while sys::recv(a, &mut buf, 0) == Err(libc::EAGAIN) {
+                sys::epoll_ctl(inner, libc::EPOLL_CTL_MOD, a, ONCE, 5)?;
+                while sys::epoll_wait(inner, 4, 0)?.is_empty() {
+                    sys::epoll_ctl(outer, libc::EPOLL_CTL_MOD, inner, ONCE, 6)?;
+                    same!(
+                        sys::epoll_wait(outer, 4, 5000)?,
+                        vec![(EPOLLIN as u32, 6)],
+                        "the inner set, in round {round}"
+                    );
+                    same!(sys::epoll_wait(outer, 4, 0)?, vec![], "a one-shot that has fired, in round {round}");
+                }
+            }
+            same!(buf, [round; 16], "bytes of round {round}");
+        }
+        for fd in [inner, outer, a] {
+            sys::close(fd)?;
+        }
+        server.join().map_err(|_| Why("the server".into()))??;
+    }
+    cx.warm(4, 0)
 }
 
 /// Both ends had `SO_ZEROCOPY` before there was a connection, and nobody takes the completions of what was sent: these are

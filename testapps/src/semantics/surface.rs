@@ -2,6 +2,7 @@
 
 use super::counted::stays;
 use super::cx::{untried, Cx, Op, Res, Why, LATE, OUT};
+use super::found::pair;
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
 use libc::{c_int, c_void, EAGAIN, EFAULT, MSG_DONTWAIT, MSG_OOB, POLLIN, SOL_SOCKET};
@@ -14,6 +15,8 @@ pub const CHECKS: &[Check] = &[
     ("wait-out-of-sight-epoll", |cx| out_of_sight(cx, hidden::epoll)),
     ("wait-out-of-sight-unasked", out_of_sight_unasked),
     ("wait-out-of-sight-to-send", out_of_sight_out),
+    ("wait-out-of-sight-for-a-set", for_a_set),
+    ("wait-out-of-sight-for-a-set-from-the-start", for_a_set_from_the_start),
     ("thinks-between-looks", |cx| thinks(cx, (3, 200), computes)),
     ("thinks-for-seconds-between-looks", |cx| thinks(cx, (1, 2500), computes)),
     ("thinks-asleep-between-looks", |cx| thinks(cx, (3, 200), std::thread::sleep)),
@@ -65,6 +68,15 @@ pub(super) mod hidden {
         r == 1 && p.revents & events != 0
     }
 
+    /// Waits at most `ms` for a set; says whether there was an event.
+    pub fn epoll_wait(ep: RawFd, ms: i64) -> bool {
+        let mut e = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: the event lives through the call.
+        let r =
+            unsafe { call(libc::SYS_epoll_pwait, [ep as usize, &raw mut e as usize, 1, ms as c_int as usize, 0, 8]) };
+        r == 1
+    }
+
     /// The same by an epoll set.
     pub fn epoll(fd: RawFd, events: i16, ms: i64) -> bool {
         let mut e = libc::epoll_event { events: events as u32, u64: 0 };
@@ -80,7 +92,7 @@ pub(super) mod hidden {
 }
 
 /// Waits for ten bytes. (That a socket was readable does not promise that it still is.)
-fn noticed(cx: &mut Cx, wait: fn(RawFd, i16, i64) -> bool) -> Res {
+fn noticed(cx: &mut Cx, wait: impl Fn(RawFd, i16, i64) -> bool) -> Res {
     for _ in 0..100 {
         ensure!(wait(cx.fd, POLLIN, 3000), "data were not noticed");
         match cx.grab(10) {
@@ -101,6 +113,57 @@ fn out_of_sight(cx: &mut Cx, wait: fn(RawFd, i16, i64) -> bool) -> Res {
         cx.wait()?;
     }
     cx.warm(20, 0)
+}
+
+/// Bun makes its set and fills it by libc, and waits by a system call of its own.
+fn for_a_set(cx: &mut Cx) -> Res {
+    sys::nonblock(cx.fd, true)?;
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, POLLIN as u32, 0)?;
+    for pause in [0, 5, 200] {
+        same!(cx.grab(10), Err(EAGAIN), "recv of nothing");
+        cx.later(pause, 10)?;
+        noticed(cx, |_, _, ms| hidden::epoll_wait(ep, ms)).map_err(|e| Why(format!("after {pause} ms: {}", e.0)))?;
+        cx.wait()?;
+    }
+    sys::close(ep)?;
+    cx.warm(20, 0)
+}
+
+fn for_a_set_from_the_start(_: &mut Cx) -> Res {
+    let (a, b) = pair()?;
+    let side = |fd: RawFd, first: bool| -> Res {
+        let ep = sys::epoll_create()?;
+        sys::nonblock(fd, true)?;
+        sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, POLLIN as u32, 0)?;
+        let mut buf = [0; 16];
+        for i in 0..400u32 {
+            if first {
+                sys::write_all(fd, &[i as u8; 16])?;
+            }
+            loop {
+                ensure!(hidden::epoll_wait(ep, 5000), "message {i} was not noticed");
+                match sys::recv(fd, &mut buf, 0) {
+                    Err(EAGAIN) => {}
+                    n => break same!(n, Ok(16), "bytes of message {i}"),
+                }
+            }
+            same!(buf, [i as u8; 16], "message {i}");
+            if !first {
+                sys::write_all(fd, &buf)?;
+            }
+        }
+        sys::close(ep)?;
+        Ok(())
+    };
+    std::thread::scope(|s| {
+        let other = s.spawn(|| side(b, false));
+        side(a, true)?;
+        other.join().map_err(|_| Why("a thread panicked".into()))?
+    })?;
+    sys::close(a)?;
+    sys::close(b)?;
+    Ok(())
 }
 
 fn out_of_sight_unasked(cx: &mut Cx) -> Res {
@@ -466,7 +529,9 @@ fn tcp_info(cx: &mut Cx) -> Res {
 }
 
 fn io_uring(cx: &mut Cx) -> Res {
-    let mut params = [0u64; 64];
+    // `IORING_SETUP_SQPOLL`: nobody sees when the kernel takes what from it.
+    let mut params = [0u32; 128];
+    params[2] = 1 << 1;
     // SAFETY: the parameters are larger than the kernel's.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
     let e = sys::errno();
