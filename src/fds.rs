@@ -449,7 +449,9 @@ pub fn getpeername(fd: c_int) -> Outcome {
 fn half_close(c: &Conn, rd: bool, wr: bool) {
     c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
     c.next_try.store(u32::MAX, Relaxed);
-    c.why(Why::HalfClosed);
+    if c.stats().why.load(Relaxed) <= Why::New as u8 {
+        c.why(Why::HalfClosed);
+    }
 }
 
 /// `shutdown(2)`.

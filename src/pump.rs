@@ -229,6 +229,18 @@ pub fn quick(conn: &Conn) {
     }
 }
 
+/// The same where others are to be waited for, because the kernel would tell what they are about to find: but not for long, of
+/// who may be told to come again.
+pub fn soon(conn: &Conn) {
+    const SOON_NS: i64 = 200_000;
+    if conn.phase() != Phase::Managed {
+        return;
+    }
+    if let Some(mut b) = conn.lock_both_within(SOON_NS) {
+        run(&mut b);
+    }
+}
+
 /// As [`run`], once the locks are free.
 pub fn drive(conn: &Conn) {
     run(&mut conn.lock_both());

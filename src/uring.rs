@@ -4,7 +4,8 @@
 //! ring is looked at before the kernel takes it. A change of a set that is ours to make is made here, and its request becomes one
 //! of nothing; what is of no socket passes. Anything else is out of our sight, and then the process's connections stay on TCP.
 //!
-//! Of a ring that is made or used by system calls which no library sees, `bg/uring.rs` finds out later what it was used for.
+//! Of a ring that is made or used by system calls which no library sees, or from which the kernel takes requests by itself (libuv 1.45
+//! to 1.48 has one more of these, for files), `bg/uring.rs` finds out later what it was used for.
 
 use crate::copy;
 use crate::epoll;
@@ -12,7 +13,7 @@ use crate::ops::Outcome;
 use crate::process;
 use crate::sys::{self, sys, SysResult};
 use crate::table;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 use libc::{c_int, c_uint, epoll_event};
 
 // What the kernel's include/uapi/linux/io_uring.h says.
@@ -25,6 +26,9 @@ pub const SQE_BYTES: usize = 64;
 /// the kernel takes requests when it is told to, from where they are looked for here.
 const ORDINARY: u32 = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 12 | 1 << 13;
 const NO_SQARRAY: u32 = 1 << 16;
+/// A thread of the kernel's takes requests when they are there.
+const SQPOLL: u32 = 1 << 1;
+const ENTER_SQ_WAKEUP: c_uint = 1 << 1;
 const ENTER_REGISTERED_RING: c_uint = 1 << 4;
 /// `IORING_REGISTER_*` that have nothing to do with fds, nor with where requests are: buffers, an eventfd, what there is, who
 /// works.
@@ -71,16 +75,19 @@ struct Shape {
     tail: u32,
     /// The list of entries in the order in which they are asked; 0: they are in that order themselves.
     array: u32,
+    /// The kernel takes requests when nobody sees it.
+    polled: bool,
 }
 
 impl Shape {
-    /// None if it is not one that could be, or the kernel takes requests when nobody sees it.
+    /// None if it is not one that could be, or has what is not known here.
     fn of(p: &Params) -> Option<Shape> {
         let array = if p.flags & NO_SQARRAY == 0 { p.array } else { 0 };
-        let is_ordinary = p.flags & !(ORDINARY | NO_SQARRAY) == 0;
+        let is_ordinary = p.flags & !(ORDINARY | NO_SQARRAY | SQPOLL) == 0;
+        let polled = p.flags & SQPOLL != 0;
         let is_one = is_ordinary && (1..=1 << 15).contains(&p.sq_entries) && p.sq_entries.is_power_of_two();
         let lie = [p.head, p.tail, array].iter().all(|at| at % 4 == 0 && *at < 1 << 24);
-        (is_one && lie).then_some(Shape { entries: p.sq_entries, head: p.head, tail: p.tail, array })
+        (is_one && lie).then_some(Shape { entries: p.sq_entries, head: p.head, tail: p.tail, array, polled })
     }
 
     /// How much of the ring is to be mapped.
@@ -99,6 +106,7 @@ struct Known {
     head: AtomicU32,
     tail: AtomicU32,
     array: AtomicU32,
+    polled: AtomicBool,
 }
 
 const MOST: usize = 256;
@@ -109,6 +117,7 @@ static KNOWN: [Known; MOST] = [const {
         head: AtomicU32::new(0),
         tail: AtomicU32::new(0),
         array: AtomicU32::new(0),
+        polled: AtomicBool::new(false),
     }
 }; MOST];
 
@@ -121,6 +130,7 @@ impl Known {
         self.head.store(s.head, Relaxed);
         self.tail.store(s.tail, Relaxed);
         self.array.store(s.array, Relaxed);
+        self.polled.store(s.polled, Relaxed);
         self.fd.store(fd + 1, Release);
         true
     }
@@ -143,12 +153,13 @@ fn note(fd: c_int, s: &Shape) -> bool {
 fn shape_of(fd: c_int) -> Option<Shape> {
     let k = KNOWN.iter().find(|k| fd >= 0 && k.fd.load(Acquire) == fd + 1)?;
     let of = |w: &AtomicU32| w.load(Relaxed);
-    Some(Shape { entries: of(&k.entries), head: of(&k.head), tail: of(&k.tail), array: of(&k.array) })
+    let polled = k.polled.load(Relaxed);
+    Some(Shape { entries: of(&k.entries), head: of(&k.head), tail: of(&k.tail), array: of(&k.array), polled })
 }
 
 /// Whether all that is asked of a ring is looked at here.
 pub fn is_known(fd: c_int) -> bool {
-    shape_of(fd).is_some()
+    shape_of(fd).is_some_and(|s| !s.polled)
 }
 
 /// Whether the fd is a ring's (a system call).
@@ -204,18 +215,14 @@ pub fn registering(op: c_uint) {
 /// # Safety
 /// The requests point to what the program owns.
 pub unsafe fn entering(fd: c_int, count: u32, flags: c_uint) {
-    if count == 0
-        || table::is_without_tcp()
-        || !process::is_active()
-        || process::is_guest()
-        || !process::rings_allowed()
-    {
+    let idle = || !process::is_active() || process::is_guest() || !process::rings_allowed();
+    if count == 0 && flags & ENTER_SQ_WAKEUP == 0 || table::is_without_tcp() || idle() {
         return;
     }
     let shape = shape_of(fd).filter(|_| flags & ENTER_REGISTERED_RING == 0);
     match shape.and_then(|s| Mapped::new(fd, s).ok()) {
         // SAFETY: the caller's promise.
-        Some(ring) => unsafe { ring.look(count) },
+        Some(ring) => unsafe { ring.look(if ring.shape.polled { ring.shape.entries } else { count }) },
         None => process::no_more_rings(),
     }
 }
@@ -270,7 +277,12 @@ impl Mapped {
             // SAFETY: within what is mapped, which is aligned to pages; any bits are valid.
             let r = unsafe { &mut *((self.entries + at as usize * SQE_BYTES) as *mut Request) };
             // SAFETY: the caller's promise.
-            if !unsafe { r.pass(linked) } {
+            let passes = match self.shape.polled {
+                // The kernel may have it already.
+                true => !asks_a_socket(r.op, r.flags, || sys::is_socket(r.fd)),
+                false => unsafe { r.pass(linked) },
+            };
+            if !passes {
                 return process::no_more_rings();
             }
             linked = r.flags & LINKED != 0;
@@ -373,12 +385,13 @@ mod tests {
     #[test]
     fn rings_are_known_by_their_numbers() {
         assert_eq!((size_of::<Params>(), size_of::<Request>()), (120, SQE_BYTES));
-        let shape = |entries| Shape { entries, head: 0, tail: 4, array: 64 };
+        let shape = |entries| Shape { entries, head: 0, tail: 4, array: 64, polled: entries == 8 };
         assert!(!is_known(1000) && !is_known(-1));
         assert!(note(1000, &shape(4)) && note(1001, &shape(8)));
         assert_eq!(shape_of(1000), Some(shape(4)));
         assert!(note(1000, &shape(16)), "the number is another ring's");
         assert_eq!((shape_of(1000), shape_of(1001)), (Some(shape(16)), Some(shape(8))));
+        assert!(is_known(1000) && !is_known(1001), "what is asked of one that is polled is not all seen");
         // Those that are no rings make room.
         assert!((2000..2000 + 3 * MOST as c_int).all(|fd| note(fd, &shape(2))));
         assert!(is_known(2000 + 3 * MOST as c_int - 1) && !is_known(1000));
@@ -404,8 +417,10 @@ mod tests {
         assert_eq!((s.array, s.len()), (448, 480));
         p.flags = NO_SQARRAY;
         assert_eq!(Shape::of(&p).map(|s| (s.array, s.len())), Some((0, 68)));
-        p.flags = 1 << 1;
-        assert_eq!(Shape::of(&p), None, "IORING_SETUP_SQPOLL");
+        p.flags = SQPOLL;
+        assert!(Shape::of(&p).unwrap().polled);
+        p.flags = 1 << 14;
+        assert_eq!(Shape::of(&p), None, "IORING_SETUP_NO_MMAP");
         p.flags = 0;
         p.sq_entries = 7;
         assert_eq!(Shape::of(&p), None);

@@ -42,8 +42,7 @@ def unit(python, tests, module):
         xml_file = os.path.join(place.folder, module + ".xml")
         command = [python, "-m", "pytest", "-q", "--timeout", "60", "-p", "no:cacheprovider"]
         command += [f"--junit-xml={xml_file}", f"tests/{module}.py"]
-        # This libuv sets up an io_uring, and then all connections stay on TCP.
-        env = {"UV_USE_IO_URING": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}
         status, _ = place.command(command, module + ".log", SECONDS, cwd=tests, env=env)
         # (One that could not be collected has no class.)
         name = lambda case: f"{module}:{(case.get('classname') or '').split('.')[-1]}.{case.get('name')}"

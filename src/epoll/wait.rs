@@ -486,7 +486,7 @@ impl Set {
         }
         // Looking puts those back that still move.
         for (key, conn) in some.iter().flatten() {
-            crate::pump::quick(conn);
+            pump::soon(conn);
             self.push_ready(key.fd, conn);
         }
     }
@@ -737,7 +737,7 @@ impl Set {
             }
         }
         for c in some.iter().flatten() {
-            crate::pump::quick(c);
+            pump::soon(c);
         }
     }
 }

@@ -529,9 +529,9 @@ fn tcp_info(cx: &mut Cx) -> Res {
 }
 
 fn io_uring(cx: &mut Cx) -> Res {
-    // `IORING_SETUP_SQPOLL`: nobody sees when the kernel takes what from it.
+    // `IORING_SETUP_IOPOLL`: nobody has asked for one with connections, and the library knows nothing of it.
     let mut params = [0u32; 128];
-    params[2] = 1 << 1;
+    params[2] = 1;
     // SAFETY: the parameters are larger than the kernel's.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
     let e = sys::errno();
