@@ -474,7 +474,8 @@ impl Bg {
             Why::None => Why::PeerLeft,
             ours => ours,
         };
-        if returned {
+        // (One that only began to move has not been on a ring.)
+        if returned && s.returns.load(Relaxed) < s.upgrades.load(Relaxed) {
             arena::count_return(conn, why);
         }
         let was_remote = conn.remote_pid.load(Relaxed) != 0;
