@@ -276,10 +276,10 @@ impl Mapped {
             }
             // SAFETY: within what is mapped, which is aligned to pages; any bits are valid.
             let r = unsafe { &mut *((self.entries + at as usize * SQE_BYTES) as *mut Request) };
-            // SAFETY: the caller's promise.
             let passes = match self.shape.polled {
                 // The kernel may have it already.
                 true => !asks_a_socket(r.op, r.flags, || sys::is_socket(r.fd)),
+                // SAFETY: the caller's promise.
                 false => unsafe { r.pass(linked) },
             };
             if !passes {
