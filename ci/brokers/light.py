@@ -241,7 +241,11 @@ def postgresql(run):
 
 def node(run):
     """Node.js: an HTTP server, a raw echo server, and a cluster whose workers get connections passed."""
-    program = need("node")
+    return node_by(run, need("node"))
+
+
+def node_by(run, program):
+    """The same by any Node.js."""
     texts = []
     for mode, n in (("raw", 3000), ("http", 3000), ("cluster", 300)):
         port = free_port()
