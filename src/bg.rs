@@ -509,7 +509,7 @@ impl Bg {
         if upgrade::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
-        let unseen = conn.leaves.load(Relaxed) == Why::Unseen as u8 && epoll::is_unawaited(conn);
+        let unseen = !conn.evidence.load(SeqCst) && epoll::is_unawaited(conn);
         if unseen || conn.visited.load(SeqCst) || epoll::is_shared(conn) {
             // Whoever has it, or a set with it, waits in the kernel from now on, also for what is still to be read of a replay.
             let mut b = conn.lock_both();

@@ -332,7 +332,8 @@ impl Request {
                 true
             }
             OP_EPOLL_CTL => false,
-            OP_POLL_ADD if !is_fixed => !sys::is_socket(self.fd),
+            // (A set of ours may seem to have something for a moment.)
+            OP_POLL_ADD if !is_fixed => !sys::is_socket(self.fd) && epoll::set_of(self.fd).is_none(),
             OP_CLOSE if !is_fixed => table::is_foreign(self.fd),
             op => !asks_a_socket(op, self.flags, || sys::is_socket(self.fd)),
         }

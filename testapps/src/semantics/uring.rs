@@ -21,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     ("io-uring-in-sight-for-sockets", |cx| for_sockets(cx, OP_RECV)),
     ("io-uring-in-sight-to-poll-sockets", |cx| for_sockets(cx, OP_POLL_ADD)),
     ("io-uring-in-sight-for-files", in_sight_for_files),
+    ("io-uring-in-sight-to-poll-a-set", to_poll_a_set),
 ];
 
 // What the kernel's include/uapi/linux/io_uring.h says.
@@ -256,6 +257,26 @@ fn for_a_set(cx: &mut Cx) -> Res {
     sys::close(ep)?;
     drop(uring);
     stays(cx)
+}
+
+/// Who waits so until a set has something, and looks then.
+fn to_poll_a_set(cx: &mut Cx) -> Res {
+    let uring = match Uring::in_sight() {
+        Ok(u) => u,
+        Err(why) => return untried(&why),
+    };
+    let ep = sys::epoll_create()?;
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
+    for pause in [0, 5, 100] {
+        cx.later(pause, 10)?;
+        let got = uring.ask(OP_POLL_ADD, ep, &mut [], POLLIN)?;
+        same!(got & i32::from(POLLIN), i32::from(POLLIN), "a set with ten bytes");
+        same!(sys::epoll_wait(ep, 4, 0)?, [(EPOLLIN as u32, 7)], "its events");
+        cx.recv(10)?;
+        cx.wait()?;
+    }
+    sys::close(ep)?;
+    cx.warm(6, 0)
 }
 
 /// Both ends of a connection in sets that are changed so, from before it is one.
