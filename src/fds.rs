@@ -449,7 +449,8 @@ pub fn getpeername(fd: c_int) -> Outcome {
 fn half_close(c: &Conn, rd: bool, wr: bool) {
     c.end.fetch_or(if wr { END_WRSHUT } else { 0 } | if rd { END_RDSHUT } else { 0 }, SeqCst);
     c.next_try.store(u32::MAX, Relaxed);
-    if c.stats().why.load(Relaxed) <= Why::New as u8 {
+    // (What has kept it until then says more.)
+    if matches!(Why::from_u8(c.stats().why.load(Relaxed)), Why::None | Why::New | Why::Looking) {
         c.why(Why::HalfClosed);
     }
 }

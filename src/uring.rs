@@ -11,6 +11,7 @@ use crate::copy;
 use crate::epoll;
 use crate::ops::Outcome;
 use crate::process;
+use crate::sync::Lock;
 use crate::sys::{self, sys, SysResult};
 use crate::table;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -210,6 +211,8 @@ pub fn registering(op: c_uint) {
     }
 }
 
+static LOOKING: Lock = Lock::new();
+
 /// `io_uring_enter(2)` is about to be called: looks at what the kernel is going to take.
 ///
 /// # Safety
@@ -220,10 +223,14 @@ pub unsafe fn entering(fd: c_int, count: u32, flags: c_uint) {
         return;
     }
     let shape = shape_of(fd).filter(|_| flags & ENTER_REGISTERED_RING == 0);
-    match shape.and_then(|s| Mapped::new(fd, s).ok()) {
+    let passes = shape.and_then(|s| Mapped::new(fd, s).ok()).is_some_and(|ring| {
+        // Of two threads that submit the same requests one looks.
+        let _one = (!LOOKING.held_by_me()).then(|| LOOKING.lock());
         // SAFETY: the caller's promise.
-        Some(ring) => unsafe { ring.look(if ring.shape.polled { ring.shape.entries } else { count }) },
-        None => process::no_more_rings(),
+        unsafe { ring.look(if ring.shape.polled { ring.shape.entries } else { count }) }
+    });
+    if !passes {
+        process::no_more_rings();
     }
 }
 
@@ -256,11 +263,11 @@ impl Mapped {
         unsafe { &*((self.rings + at as usize) as *const AtomicU32) }
     }
 
-    /// The next `count` requests.
+    /// The next `count` requests. False: one of them only the kernel can do, for a socket.
     ///
     /// # Safety
     /// They point to what the program owns.
-    unsafe fn look(&self, count: u32) {
+    unsafe fn look(&self, count: u32) -> bool {
         let head = self.word(self.shape.head).load(Acquire);
         let there = self.word(self.shape.tail).load(Acquire).wrapping_sub(head);
         let mut linked = false;
@@ -283,10 +290,11 @@ impl Mapped {
                 false => unsafe { r.pass(linked) },
             };
             if !passes {
-                return process::no_more_rings();
+                return false;
             }
             linked = r.flags & LINKED != 0;
         }
+        true
     }
 }
 
