@@ -62,7 +62,8 @@ fn memory_of_a_connection_that_rests_goes_back() {
     let client = client.wait(60.0);
     client.assert_ok("client");
     let t = client.report("client").totals();
-    assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 500_000_000, "{t:?}");
+    // More than one burst has; of each some goes by TCP before the ends have agreed.
+    assert!(t.upgraded == 1 && t.returns >= 2 && t.tx_ring > 400_000_000, "{t:?}");
     server.stop().assert_ok("server");
 }
 
