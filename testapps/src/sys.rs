@@ -278,6 +278,13 @@ pub fn epoll_create() -> R<RawFd> {
     int(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
+/// A new set that was waited for once by a call that the library sees: until then nothing that is in it leaves TCP.
+pub fn epoll_awaited() -> R<RawFd> {
+    let ep = epoll_create()?;
+    epoll_wait(ep, 1, 0)?;
+    Ok(ep)
+}
+
 /// `epoll_ctl(2)`.
 pub fn epoll_ctl(ep: RawFd, op: c_int, fd: RawFd, events: u32, data: u64) -> R<()> {
     let mut e = libc::epoll_event { events, u64: data };

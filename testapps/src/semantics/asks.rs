@@ -73,7 +73,7 @@ const ASKS: &[Asks] = &[
         Ok(())
     }),
     ("epoll", |fd| {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, EPOLLIN as u32, 7)?;
         same!(events(ep, 1000)?, EPOLLIN, "epoll_wait");
         Ok(())

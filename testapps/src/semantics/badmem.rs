@@ -583,7 +583,7 @@ fn selects(cx: &mut Cx) -> Res {
 
 /// What could not be told is told to the next call.
 fn sets(cx: &mut Cx, flags: u32) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32 | flags, 7)?;
     same!(sys::epoll_wait(ep, 4, 0)?, vec![], "nothing");
     for bad in WRITES {

@@ -398,7 +398,7 @@ fn rcvlowat_poll(cx: &mut Cx) -> Res {
     cx.arrive(60)?;
     same!(sys::poll1(cx.fd, POLLIN, 50)?, 0, "POLLIN below SO_RCVLOWAT");
     same!(sys::select(&[cx.fd], &[], 0)?.0.len(), 0, "select below SO_RCVLOWAT");
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32, 1)?;
     same!(sys::epoll_wait(ep, 4, 20)?.len(), 0, "epoll below SO_RCVLOWAT");
     cx.later(30, 60)?;

@@ -77,7 +77,7 @@ fn trip(cx: &mut Cx, ep: RawFd, data: u64) -> Res {
 
 /// The same for what does not wait, and is in an epoll set, of which each makes another use.
 fn short_in_sets(cx: &mut Cx) -> Res {
-    let mut ep = sys::epoll_create()?;
+    let mut ep = sys::epoll_awaited()?;
     for i in 0..66u64 {
         cx.renew()?;
         sys::nonblock(cx.fd, true)?;
@@ -93,7 +93,7 @@ fn short_in_sets(cx: &mut Cx) -> Res {
             0 => fork()?,
             1 => {
                 sys::close(ep)?;
-                ep = sys::epoll_create()?;
+                ep = sys::epoll_awaited()?;
                 same!(sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, IN, data), Err(libc::ENOENT), "a change in another set");
                 sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, IN, data)?;
             }
@@ -103,7 +103,7 @@ fn short_in_sets(cx: &mut Cx) -> Res {
                 sys::close(fd)?;
             }
             3 => {
-                let second = sys::epoll_create()?;
+                let second = sys::epoll_awaited()?;
                 sys::epoll_ctl(second, EPOLL_CTL_ADD, fd, OUT, 7)?;
                 told(second, OUT, 7, "the second set")?;
                 sys::close(second)?;
@@ -180,7 +180,7 @@ fn dial(cx: &mut Cx, ep: RawFd) -> Res {
 
 /// Connections that are asked and told what servers ask and tell, and then half closed, with and without threads.
 fn short_half_closed(cx: &mut Cx) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     for i in 0..48 {
         if i == 24 {
             std::thread::spawn(|| ()).join().expect("it does not panic");

@@ -285,7 +285,7 @@ unsafe fn accept(fd: RawFd) -> isize {
 fn accepting(cx: &mut Cx) -> Res {
     let (l, _) = sys::listen(0, 4)?;
     cancel("accept", l, false, accept)?;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l, EPOLLIN as u32, 7)?;
     cancel("epoll_wait of a listener", ep, false, epoll_wait)?;
     cx.warm(6, 0)

@@ -111,7 +111,7 @@ fn at_the_end(cx: &mut Cx) -> Res {
 /// Who has been told that nothing is left is told of what comes after that, without having asked in vain.
 fn between_edges(cx: &mut Cx) -> Res {
     const PIECES: u64 = 4000;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, (libc::EPOLLIN | libc::EPOLLET) as u32, 7)?;
     set(cx.fd, true)?;
     sys::nonblock(cx.fd, true)?;

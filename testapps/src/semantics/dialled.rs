@@ -30,7 +30,7 @@ pub const CHECKS: &[Check] = &[
     }),
     ("early-epoll-while-it-dials", |cx| {
         waits_while_it_dials(cx, |fd| {
-            let ep = sys::epoll_create()?;
+            let ep = sys::epoll_awaited()?;
             sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 2)?;
             let got = sys::epoll_wait(ep, 4, 10_000)?;
             sys::close(ep)?;
@@ -66,7 +66,7 @@ fn close(fds: &[RawFd]) -> Res {
 /// The set gets the socket first, and is never told of it again; the program looks at it by `poll` as well.
 fn add(cx: &mut Cx) -> Res {
     for how in [EPOLLIN, EPOLLIN | EPOLLET] {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         let (a, b) = dialled(|fd| sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, how as u32, 3))?;
         for _ in 0..10 {
             sys::poll1(a, POLLOUT, 1000)?;
@@ -85,7 +85,7 @@ fn add(cx: &mut Cx) -> Res {
 fn while_it_dials(cx: &mut Cx) -> Res {
     const ALL: i32 = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     for _ in 0..4 {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         let (l, port) = sys::listen(0, 4)?;
         let a = sys::tcp_socket()?;
         sys::nonblock(a, true)?;
@@ -130,7 +130,7 @@ fn while_it_dials(cx: &mut Cx) -> Res {
 
 /// The set is told something else of it, before it is dialled or after.
 fn changed(cx: &mut Cx, early: bool) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let to = |fd| sys::epoll_ctl(ep, EPOLL_CTL_MOD, fd, EPOLLIN as u32, 8);
     let (a, b) = dialled(|fd| {
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLOUT as u32, 7)?;
@@ -160,7 +160,7 @@ fn same_errno(got: sys::R<()>, want: i32) -> sys::R<()> {
 }
 
 fn del(cx: &mut Cx) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let (a, b) = dialled(|fd| {
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 7)?;
         sys::epoll_ctl(ep, EPOLL_CTL_DEL, fd, 0, 0)?;
@@ -180,7 +180,7 @@ fn del(cx: &mut Cx) -> Res {
 /// Two sets have it, one of which is told of it again.
 fn two_sets(cx: &mut Cx) -> Res {
     for how in [0, EPOLLONESHOT] {
-        let (one, two) = (sys::epoll_create()?, sys::epoll_create()?);
+        let (one, two) = (sys::epoll_awaited()?, sys::epoll_awaited()?);
         let (a, b) = dialled(|fd| {
             sys::epoll_ctl(one, EPOLL_CTL_ADD, fd, (EPOLLIN | how) as u32, 1)?;
             sys::epoll_ctl(two, EPOLL_CTL_ADD, fd, (EPOLLIN | how) as u32, 2)
@@ -214,7 +214,7 @@ fn two_sets(cx: &mut Cx) -> Res {
 /// A one-shot that waits all the time, or has fired before it was dialled.
 fn oneshot(cx: &mut Cx) -> Res {
     for fires in [false, true] {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         let (a, b) = dialled(|fd| {
             sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, (EPOLLIN | EPOLLONESHOT) as u32, 3)?;
             if fires {
@@ -244,10 +244,10 @@ fn oneshot(cx: &mut Cx) -> Res {
 fn closed_set(cx: &mut Cx) -> Res {
     let mut other = -1;
     let (a, b) = dialled(|fd| {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 7)?;
         sys::close(ep)?;
-        other = sys::epoll_create()?;
+        other = sys::epoll_awaited()?;
         Ok(())
     })?;
     sys::poll1(a, POLLOUT, 1000)?;
@@ -260,7 +260,7 @@ fn closed_set(cx: &mut Cx) -> Res {
 
 /// The number is closed before it is dialled, and another socket gets it.
 fn closed_number(cx: &mut Cx) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let gone = sys::tcp_socket()?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, gone, EPOLLIN as u32, 7)?;
     sys::close(gone)?;
@@ -282,7 +282,7 @@ fn closed_number(cx: &mut Cx) -> Res {
 /// The set gets another number than the one that is dialled; that one is closed, before or after.
 fn of_a_duplicate(cx: &mut Cx) -> Res {
     for early in [false, true] {
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         let mut other = -1;
         let (a, b) = dialled(|fd| {
             other = sys::dup(fd)?;

@@ -499,7 +499,7 @@ fn close_told_at_once(cx: &mut Cx) -> Res {
         let (a, b) = pair()?;
         let left = has_left(a, b, if is_to_leave { 40 } else { 2 })?;
         ensure!(left || !is_to_leave, "it never left TCP");
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, a, (EPOLLET | if i % 2 == 0 { EPOLLRDHUP } else { EPOLLOUT }) as u32, 7)?;
         sys::close(b)?;
         ensure!(events(ep, 0)? != 0, "nothing is told in round {i}");

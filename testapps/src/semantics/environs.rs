@@ -96,7 +96,7 @@ fn by_syscall(p: &libc::sock_fprog) -> c_long {
 }
 
 fn confined(cx: &mut Cx, install: fn(&libc::sock_fprog) -> c_long) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32, 7)?;
     let mut filter = program();
     let p = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };

@@ -416,7 +416,7 @@ fn parent_closes_meanwhile(cx: &mut Cx) -> Res {
         same!(cx.wait()?, 300, "messages of child {round}");
         reap(pid)?;
         // A number for `renew` to close.
-        cx.fd = sys::epoll_create()?;
+        cx.fd = sys::epoll_awaited()?;
     }
     Ok(())
 }
@@ -455,7 +455,7 @@ fn parent_closes_watched(cx: &mut Cx) -> Res {
         reap(pid)?;
         [hear, tell].into_iter().try_for_each(sys::close)?;
         // A number for `renew` to close.
-        cx.fd = if closes_set { sys::epoll_create()? } else { ep };
+        cx.fd = if closes_set { sys::epoll_awaited()? } else { ep };
     }
     Ok(())
 }

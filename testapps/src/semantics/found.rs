@@ -352,7 +352,7 @@ fn set_of_sets(cx: &mut Cx) -> Res {
         let inner = set(cx, EPOLLIN)?;
         let t = std::thread::spawn(move || sys::epoll_wait(inner, 4, 5000));
         util::pause_ms(20);
-        let outer = sys::epoll_create()?;
+        let outer = sys::epoll_awaited()?;
         sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, how as u32, 9)?;
         cx.tell(Op::Send, 42, 0, 0)?;
         let got = t.join().map_err(|_| Why("the thread".into()))?;
@@ -370,7 +370,7 @@ fn set_of_sets(cx: &mut Cx) -> Res {
 /// A set in another by edges is not told of again and again, but when there is more.
 fn edges_of_a_set(cx: &mut Cx) -> Res {
     let inner = set(cx, EPOLLIN)?;
-    let outer = sys::epoll_create()?;
+    let outer = sys::epoll_awaited()?;
     sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, (EPOLLIN | EPOLLET) as u32, 9)?;
     let told = vec![(EPOLLIN as u32, 9)];
     for round in 0..20 {
@@ -413,7 +413,7 @@ fn one_shot_of_a_set(cx: &mut Cx) -> Res {
             Ok(sys::close(b)?)
         });
         sys::nonblock(a, true)?;
-        let (inner, outer) = (sys::epoll_create()?, sys::epoll_create()?);
+        let (inner, outer) = (sys::epoll_awaited()?, sys::epoll_awaited()?);
         sys::epoll_ctl(inner, EPOLL_CTL_ADD, a, 0, 5)?;
         sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, 0, 6)?;
         for round in 0..60u8 {

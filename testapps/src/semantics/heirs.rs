@@ -479,7 +479,7 @@ fn put_away(fd: RawFd) -> Res {
 fn added_since(cx: &mut Cx) -> Res {
     cx.renew()?;
     cx.leave_tcp()?;
-    let (ep, fd) = (sys::epoll_create()?, cx.fd);
+    let (ep, fd) = (sys::epoll_awaited()?, cx.fd);
     let later = Later::fork(|| {
         same!(sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, 8), Err(libc::EEXIST), "adding it again");
         same!(sys::epoll_wait(ep, 4, 0)?, vec![(EPOLLOUT as u32, 7)], "events");
@@ -537,7 +537,7 @@ fn closed_before_a_ring(cx: &mut Cx) -> Res {
 
 /// A set in a set has nothing for a child, where its parent has read what there was.
 fn in_a_set(cx: &mut Cx) -> Res {
-    let (inner, outer) = (set(cx, EPOLLIN)?, sys::epoll_create()?);
+    let (inner, outer) = (set(cx, EPOLLIN)?, sys::epoll_awaited()?);
     cx.tell(Op::Send, 10, 0, 0)?;
     same!(events(inner, 1000)?, EPOLLIN, "events");
     sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN as u32, 7)?;

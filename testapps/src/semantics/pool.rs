@@ -153,7 +153,7 @@ fn client(port: u16, seed: u64) -> Res {
 
 fn pool(cx: &mut Cx, kinds: &'static [c_int]) -> Res {
     let (listener, port) = sys::listen(0, 64)?;
-    let (ep, bell) = (sys::epoll_create()?, more::eventfd()?);
+    let (ep, bell) = (sys::epoll_awaited()?, more::eventfd()?);
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, listener, (EPOLLIN | EPOLLONESHOT) as u32, LISTENER)?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, bell, EPOLLIN as u32, OVER)?;
     let pool = Pool { ep, listener, kinds, served: Mutex::default(), count: AtomicU64::new(0) };
@@ -194,7 +194,7 @@ fn looker(cx: &mut Cx) -> Res {
     sys::close(l)?;
     sys::set_timeout(a, libc::SO_RCVTIMEO, 3000)?;
     sys::nonblock(b, true)?;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, b, (EPOLLIN | libc::EPOLLRDHUP | EPOLLET) as u32, 7)?;
     let (slept, over) = (&AtomicU64::new(0), &AtomicBool::new(false));
     let answer = || -> Res {

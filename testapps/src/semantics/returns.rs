@@ -50,7 +50,7 @@ fn end(cx: &mut Cx) -> Res {
 /// The only connection of a set comes back while the set is waited for: that takes no longer than it was to take.
 fn returns_in_a_wait(cx: &mut Cx) -> Res {
     cx.leave_tcp()?;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLIN as u32, 7)?;
     let fd = cx.fd;
     let began = Instant::now();

@@ -46,7 +46,7 @@ fn in_order(cx: &mut Cx, late: bool) -> Res {
         let ([a, a_peer], [b, b_peer]) = (ends()?, ends()?);
         let left = has_left(a, a_peer, times)? && has_left(b, b_peer, times)?;
         ensure!(left || !is_to_leave, "they never left TCP");
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         let add = |fd, name| sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, name);
         // (Not in the order in which they become ready.)
         add(b, OTHER)?;
@@ -84,7 +84,7 @@ fn ends() -> Result<[RawFd; 2], Why> {
 /// Two connections always have something to read, and a third has room again: who asks for one event at a time hears of it, too.
 fn in_turn(cx: &mut Cx) -> Res {
     let is_to_leave = cx.is_to_leave() && !goes_by_rdma();
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let mut fds = vec![];
     for name in [OLD, OTHER, BY_TCP] {
         let [a, b] = ends()?;
@@ -124,7 +124,7 @@ fn as_the_kernel(cx: &mut Cx, how: i32) -> Res {
         return untried("what goes by an adapter arrives when it does");
     }
     let is_to_leave = cx.is_to_leave();
-    let sets = [sys::epoll_create()?, sys::epoll_create()?];
+    let sets = [sys::epoll_awaited()?, sys::epoll_awaited()?];
     let mut pairs = vec![];
     for i in 0..PAIRS {
         let [a, b] = ends()?;

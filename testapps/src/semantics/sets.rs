@@ -63,7 +63,7 @@ fn parent_adds(cx: &mut Cx) -> Res {
     let ep = set(cx, EPOLLIN)?;
     let (hear, tell) = sys::pipe()?;
     let pid = child(move || {
-        let own = sys::epoll_create()?;
+        let own = sys::epoll_awaited()?;
         let mut theirs = [0; 4];
         sys::read_exact(hear, &mut theirs)?;
         same!(i32::from_ne_bytes(theirs), own, "number of what the parent has added");
@@ -84,7 +84,7 @@ fn parent_adds(cx: &mut Cx) -> Res {
 /// Both directions have ended on the ring: who polls by the kernel, as a parent whose child has added the connection, is to see
 /// both.
 fn child_adds(cx: &mut Cx) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     cx.tell(Op::Close, 0, 0, 0)?;
     same!(sys::wait1(cx.fd, POLLRDHUP, 2000)?, POLLRDHUP, "poll of the peer's end");
     sys::shutdown(cx.fd, SHUT_RDWR)?;

@@ -262,7 +262,7 @@ fn oob_received(cx: &mut Cx) -> Res {
 fn oob_inline(cx: &mut Cx) -> Res {
     sys::setsockopt(cx.fd, SOL_SOCKET, libc::SO_OOBINLINE, 1i32)?;
     cx.leave_tcp()?;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, cx.fd, libc::EPOLLPRI as u32, 7)?;
     cx.post(Op::Send, 10, 0, 0)?;
     cx.post(Op::Sleep, 30_000, 0, 0)?;

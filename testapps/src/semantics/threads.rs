@@ -176,7 +176,7 @@ fn asleep_before_the_move(cx: &mut Cx) -> Res {
     for _ in 0..TRIES {
         let (l, port) = sys::listen(0, 4)?;
         let (a, b) = (sys::connect(port)?, sys::accept(l, 0)?);
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, b, 0, 3)?;
         let sleepers: Vec<_> = (0..2).map(|_| spawn(move || sys::epoll_wait(ep, 4, 4000))).collect();
         let stop = Arc::new(AtomicBool::new(false));
@@ -233,7 +233,7 @@ fn poll_beside_reader(cx: &mut Cx) -> Res {
 }
 
 fn ctl_while_waiting(cx: &mut Cx, op: i32) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     if op == EPOLL_CTL_MOD {
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, 0, 7)?;
     }
@@ -333,7 +333,7 @@ fn beside_a_sleeper(cx: &mut Cx) -> Res {
 /// A connection goes from one set to another while a thread looks at the first, and never does again.
 fn to_another_set(cx: &mut Cx) -> Res {
     const TIMES: u64 = 200;
-    let (first, second) = (sys::epoll_create()?, sys::epoll_create()?);
+    let (first, second) = (sys::epoll_awaited()?, sys::epoll_awaited()?);
     let mut rng = prng::Rng::new(6);
     for i in 0..TIMES {
         sys::epoll_ctl(first, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;

@@ -231,7 +231,7 @@ fn for_a_set(cx: &mut Cx) -> Res {
         Ok(u) => u,
         Err(why) => return untried(&why),
     };
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let nothing = more::memfile(&[0])?;
     let ctl = |op, fd, events, data| uring.epoll_ctl(ep, op, fd, events, data);
     if ctl(EPOLL_CTL_ADD, nothing, EPOLLIN, 0)? == -libc::EINVAL {
@@ -265,7 +265,7 @@ fn to_poll_a_set(cx: &mut Cx) -> Res {
         Ok(u) => u,
         Err(why) => return untried(&why),
     };
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
     for pause in [0, 5, 100] {
         cx.later(pause, 10)?;
@@ -285,7 +285,7 @@ fn for_new_ones(cx: &mut Cx) -> Res {
     let a = sys::tcp_socket()?;
     let side = |fd: RawFd, first: bool| -> Result<u32, Why> {
         let uring = Uring::in_sight()?;
-        let ep = sys::epoll_create()?;
+        let ep = sys::epoll_awaited()?;
         sys::nonblock(fd, true)?;
         let mut buf = [0; 16];
         let mut moved = 0;

@@ -49,7 +49,7 @@ pub const CHECKS: &[Check] = &[
 
 /// An epoll set with the check's fd in it.
 pub fn set(cx: &Cx, events: i32) -> Result<RawFd, Why> {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, events as u32, 7)?;
     Ok(ep)
 }
@@ -145,7 +145,7 @@ fn new_one_first(cx: &mut Cx) -> Res {
         let client = sys::connect(port)?;
         Ok((client, sys::accept(l, 0)?))
     };
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let old = pair()?;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, old.1, EPOLLIN as u32, 1)?;
     let mut b = [0; 1];
@@ -469,8 +469,8 @@ fn two_sets(cx: &mut Cx) -> Res {
 
 /// More sets than the library has bells, the last of which are seen by another one only.
 fn hundred_sets(cx: &mut Cx) -> Res {
-    let outer = sys::epoll_create()?;
-    let sets: Vec<RawFd> = (0..100).map(|_| sys::epoll_create()).collect::<Result<_, _>>()?;
+    let outer = sys::epoll_awaited()?;
+    let sets: Vec<RawFd> = (0..100).map(|_| sys::epoll_awaited()).collect::<Result<_, _>>()?;
     for (i, &ep) in sets.iter().enumerate() {
         let edge = if i % 2 == 0 { EPOLLET } else { 0 };
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, (EPOLLIN | edge) as u32, 7)?;
@@ -500,7 +500,7 @@ fn hundred_sets(cx: &mut Cx) -> Res {
 
 fn nested(cx: &mut Cx) -> Res {
     let inner = set(cx, EPOLLIN)?;
-    let outer = sys::epoll_create()?;
+    let outer = sys::epoll_awaited()?;
     sys::epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN as u32, 7)?;
     same!(events(outer, 20)?, 0, "the outer set of nothing");
     for _ in 0..3 {
@@ -533,7 +533,7 @@ fn in_poll(cx: &mut Cx) -> Res {
 fn many_kinds(cx: &mut Cx) -> Res {
     let (rd, wr) = sys::pipe()?;
     let (ev, (l, _)) = (more::eventfd()?, sys::listen(0, 4)?);
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     for (i, fd) in [cx.fd, rd, ev, l].into_iter().enumerate() {
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN as u32, i as u64)?;
     }
@@ -654,7 +654,7 @@ fn pwait2(cx: &mut Cx) -> Res {
 }
 
 fn data(cx: &mut Cx) -> Res {
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     let mut value = 0xfeed_face_dead_beef_u64;
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLOUT as u32, value)?;
     for _ in 0..3 {
@@ -670,7 +670,7 @@ fn added_early(cx: &mut Cx) -> Res {
     let (l, port) = sys::listen(0, 4)?;
     let a = sys::connect(port)?;
     let b = sys::accept(l, 0)?;
-    let ep = sys::epoll_create()?;
+    let ep = sys::epoll_awaited()?;
     for (i, fd) in [a, b].into_iter().enumerate() {
         sys::nonblock(fd, true)?;
         sys::epoll_ctl(ep, EPOLL_CTL_ADD, fd, (EPOLLIN | EPOLLET) as u32, i as u64)?;
