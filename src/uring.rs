@@ -11,7 +11,6 @@ use crate::copy;
 use crate::epoll;
 use crate::ops::Outcome;
 use crate::process;
-use crate::sync::Lock;
 use crate::sys::{self, sys, SysResult};
 use crate::table;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -211,8 +210,6 @@ pub fn registering(op: c_uint) {
     }
 }
 
-static LOOKING: Lock = Lock::new();
-
 /// `io_uring_enter(2)` is about to be called: looks at what the kernel is going to take.
 ///
 /// # Safety
@@ -223,9 +220,8 @@ pub unsafe fn entering(fd: c_int, count: u32, flags: c_uint) {
         return;
     }
     let shape = shape_of(fd).filter(|_| flags & ENTER_REGISTERED_RING == 0);
+    // (No lock: a change of a set may wait for a return, and a child that is forked meanwhile would find it taken.)
     let passes = shape.and_then(|s| Mapped::new(fd, s).ok()).is_some_and(|ring| {
-        // Of two threads that submit the same requests one looks.
-        let _one = (!LOOKING.held_by_me()).then(|| LOOKING.lock());
         // SAFETY: the caller's promise.
         unsafe { ring.look(if ring.shape.polled { ring.shape.entries } else { count }) }
     });
