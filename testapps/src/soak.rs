@@ -227,7 +227,8 @@ fn pump(fd: RawFd, p: &Plan, rd: bool, wr: bool, read_all: &AtomicBool, early: O
     let mut w = early.map_or_else(late, Ok)?;
     let (mut r, mut o) = (Reader::new(p), Writer::new(p));
     let mut nap = Rng::new(p.wr_seed ^ p.rd_seed ^ 0x33);
-    let (mut can_read, mut can_write) = (true, true);
+    // As a loop of edges does: one that only tries, and is never blocked, may not wait for its set until the end.
+    let (mut can_read, mut can_write) = (!p.mode.keeps_flags(), !p.mode.keeps_flags());
     let mut moved_at = std::time::Instant::now();
     loop {
         let need_r = rd && !r.eof;
