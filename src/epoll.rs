@@ -37,6 +37,7 @@ const NOT_EVENTS: u32 = ET | ONESHOT | EXCLUSIVE | WAKEUP;
 mod ctl;
 mod ended;
 mod inherited;
+mod kernels;
 mod left;
 mod listing;
 mod muted;
@@ -260,7 +261,7 @@ pub struct Set {
     away: AtomicU32,
     /// The last call during which a connection ceased to be managed.
     returned: AtomicU64,
-    /// How often one became managed, or ceased to be.
+    /// How often one became managed, or ceased to be, twice; odd while one does, under the lock. See [`Set::moves`].
     moves: AtomicU32,
     /// The last harvest filled the program's array: the kernel's fds come first next time.
     kernel_first: AtomicBool,

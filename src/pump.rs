@@ -232,7 +232,7 @@ pub fn quick(conn: &Conn) {
 /// The same where others are to be waited for, because the kernel would tell what they are about to find: but not for long, of
 /// who may be told to come again.
 pub fn soon(conn: &Conn) {
-    const SOON_NS: i64 = 200_000;
+    const SOON_NS: i64 = 20_000_000;
     if conn.phase() != Phase::Managed {
         return;
     }

@@ -343,6 +343,7 @@ pub fn manage(b: &mut Both) -> bool {
             let inner = unsafe { &mut *s.inner.get() };
             let key = Key::new(*fd, conn);
             let Some(i) = inner.items.get_mut(&key) else { continue };
+            s.moves.fetch_add(1, SeqCst);
             let dummy = epoll_event { events: 0, u64: 0 };
             let delete = || kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
             if i.events & ET == 0 {
@@ -500,6 +501,7 @@ impl Set {
         let mut silenced = false;
         let is_idle = muted && self.is_idle_in_kernel(inner, &mut silenced);
         let i = inner.items.get_mut(&key)?;
+        self.moves.fetch_add(1, SeqCst);
         let mut note = self.name().map(|name| Note::of(name, key.fd, i));
         // Before the kernel can report it. Calls that begin from here on hear of it from the kernel alone.
         i.since = self.rounds.fetch_add(1, SeqCst);

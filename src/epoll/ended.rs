@@ -9,7 +9,7 @@ impl Set {
     pub(super) fn interrupted(&self, evs: *mut epoll_event, max: usize, mut moves: u32) -> Result<isize, Errno> {
         const MOST: usize = 8;
         for _ in 0..MOST {
-            let now = self.moves.load(SeqCst);
+            let now = self.moves();
             let moved = core::mem::replace(&mut moves, now) != now;
             if !moved && self.managed.load(SeqCst) == 0 {
                 break;

@@ -7,6 +7,7 @@ use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
 use crate::{chaos, pump};
 
+use super::kernels::{number, unite};
 use super::sequence::{events_at, is_own_peer, news, order_of};
 
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -15,34 +16,7 @@ pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 /// its events, how often those who wait for the connection had changed, and [`Item::place`].
 type Candidate = (Key, &'static Conn, (u32, u32), u32, u32, u64);
 
-/// The system call that waits in milliseconds: without a mask to look at it takes a tenth less time.
-#[inline]
-fn number(mask: *const sigset_t) -> libc::c_long {
-    match mask.is_null() {
-        #[cfg(target_arch = "x86_64")]
-        true => libc::SYS_epoll_wait,
-        _ => libc::SYS_epoll_pwait,
-    }
-}
-
 impl Set {
-    /// Removes the bell's own events.
-    fn without_token(&self, evs: *mut epoll_event, n: usize) -> usize {
-        let token = self.token.load(Relaxed);
-        let mut out = 0;
-        for i in 0..n {
-            // SAFETY: the kernel wrote `n` events at `evs`.
-            unsafe {
-                let e = evs.add(i).read_unaligned();
-                if e.u64 != token {
-                    evs.add(out).write_unaligned(e);
-                    out += 1;
-                }
-            }
-        }
-        out
-    }
-
     pub(super) fn new_round(&self) -> u64 {
         self.rounds.fetch_add(1, Relaxed) + 1
     }
@@ -171,113 +145,6 @@ impl Set {
         out
     }
 
-    /// What the kernel says of a one-shot that has fired, or of an edge that was told of, is not for the program.
-    /// Returns how many events are left.
-    fn admit(&self, evs: *mut epoll_event, n: usize) -> usize {
-        let single = !self.forked.load(Relaxed);
-        if self.oneshots.load(Relaxed) == 0 && self.muted.load(SeqCst) == 0 && single {
-            return n;
-        }
-        let mut out = 0;
-        for at in 0..n {
-            // SAFETY: the kernel wrote `n` events at `evs`.
-            let e = unsafe { evs.add(at).read_unaligned() };
-            if self.is_told(e) {
-                continue;
-            }
-            // SAFETY: as above, and `out <= at`.
-            unsafe { evs.add(out).write_unaligned(e) };
-            out += 1;
-        }
-        out
-    }
-
-    /// Whether an event of the kernel's is none; notes what it means for its item.
-    pub(super) fn is_told(&self, e: epoll_event) -> bool {
-        let (key, was) = {
-            let _g = self.lock.lock();
-            // SAFETY: guarded by `lock`.
-            let inner = unsafe { &mut *self.inner.get() };
-            let Some(key) = inner.only(e.u64) else {
-                // It may be any of them.
-                let mut fired = false;
-                for i in inner.items.values_mut().filter(|i| i.data == e.u64) {
-                    self.unmute(i);
-                    let fires = !fired && i.events & ONESHOT != 0 && !i.managed && !i.spent;
-                    i.spent |= fires;
-                    fired |= fires;
-                }
-                return false;
-            };
-            match inner.items.get_mut(&key) {
-                // It must not fire again if it becomes ours. If it did so meanwhile, the kernel's may be of a time
-                // before somebody else was told, and took care of it.
-                Some(i) if i.events & ONESHOT != 0 && i.managed && i.rearmed => return true,
-                // It was changed since the kernel told of it, to a thread that comes here late. So it is armed, and the program
-                // may take no notice of what it does not wait for any more.
-                Some(i) if i.events & ONESHOT != 0 && e.events & !(i.events | ALWAYS) != 0 => return false,
-                Some(i) if i.events & ONESHOT != 0 => return core::mem::replace(&mut i.spent, true),
-                // A forked child that uses the set has put it into the kernel's, too. (An edge may be of the time before.)
-                Some(i) if i.managed && i.events & ET == 0 && !i.spent => {
-                    if !core::mem::replace(&mut i.listed, true) {
-                        inner.ready.push_back(key);
-                        self.listed.store(inner.ready.len() as u32, SeqCst);
-                    }
-                    return true;
-                }
-                Some(i) if i.muted => (key, Muted::of(i)),
-                _ => return false,
-            }
-        };
-        // More of what had come by a ring is no news either.
-        let goes_on = was.moved.received > 0 && was.received_now().is_some_and(|n| n < was.moved.received);
-        let new = was.is_new(e.events, false);
-        let _g = self.lock.lock();
-        // SAFETY: guarded by `lock`.
-        let inner = unsafe { &mut *self.inner.get() };
-        if let Some(i) = inner.items.get_mut(&key).filter(|_| new || !goes_on) {
-            self.unmute(i);
-        }
-        !new
-    }
-
-    /// In a call during which a connection went back to the kernel's set, both may have reported it; and a forked child that
-    /// uses the set may have put one into the kernel's that is ours here.
-    pub(super) fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
-        let forked = self.forked.load(Relaxed);
-        if n < 2 || self.returned.load(SeqCst) < first && !forked {
-            return n;
-        }
-        let mut out = 0;
-        for at in 0..n {
-            // SAFETY: `n` events were written at `evs`.
-            let e = unsafe { evs.add(at).read_unaligned() };
-            let moved = {
-                let _g = self.lock.lock();
-                // SAFETY: guarded by `lock`.
-                let inner = unsafe { &*self.inner.get() };
-                match inner.only(e.u64).and_then(|k| inner.items.get(&k)) {
-                    Some(i) => i.since >= first || forked && i.managed,
-                    // Another thread, which was told as well, may have taken it out since.
-                    None => inner.items.values().all(|i| i.data != e.u64),
-                }
-            };
-            // SAFETY: as above.
-            let before = (0..out).find(|k| moved && unsafe { evs.add(*k).read_unaligned() }.u64 == e.u64);
-            // SAFETY: as above; `out <= at`.
-            unsafe {
-                if let Some(k) = before {
-                    let was = evs.add(k).read_unaligned();
-                    evs.add(k).write_unaligned(epoll_event { events: was.events | e.events, u64: e.u64 });
-                } else {
-                    evs.add(out).write_unaligned(e);
-                    out += 1;
-                }
-            }
-        }
-        out
-    }
-
     /// Has the peer tell the set of the events in `mask`, which was one of `seats` when it was looked for.
     pub(super) fn arm(&self, conn: &Conn, mask: u32, seats: u32) {
         let bits = || match mask & libc::EPOLLOUT as u32 != 0 && conn.nospace.load(SeqCst) {
@@ -294,136 +161,33 @@ impl Set {
         }
     }
 
-    #[inline]
-    pub(super) fn kernel_wait(
-        &self,
-        to: (*mut epoll_event, usize),
-        timeout_ns: i64,
-        mask: *const sigset_t,
-        how: Option<Sleep>,
-    ) -> SysResult {
-        let sleeps = how.is_some();
-        match self.call_kernel(to, timeout_ns, mask, how) {
-            Err(libc::EINTR) if sleeps && !signals::has_slept() => self.look_instead(to),
-            r => r,
-        }
-    }
-
-    /// A handler had run before the call came to the kernel, which would have told of what was ready then.
-    #[cold]
-    fn look_instead(&self, to: (*mut epoll_event, usize)) -> SysResult {
-        match self.call_kernel(to, 0, core::ptr::null(), None) {
-            Ok(0) => Err(libc::EINTR),
-            r => r,
-        }
-    }
-
-    #[inline]
-    pub(super) fn call_kernel(
-        &self,
-        to: (*mut epoll_event, usize),
-        timeout_ns: i64,
-        mask: *const sigset_t,
-        mut how: Option<Sleep>,
-    ) -> SysResult {
-        let (epfd, evs, max) = (self.epfd.load(Relaxed) as usize, to.0 as usize, to.1);
-        let masklen = if mask.is_null() { 0usize } else { 8 };
-        if timeout_ns <= 0 || timeout_ns % 1_000_000 == 0 {
-            let ms = if timeout_ns < 0 { -1 } else { (timeout_ns / 1_000_000).min(i32::MAX.into()) as c_int };
-            let args = [epfd, evs, max, ms as usize, mask as usize, masklen];
-            // SAFETY: `evs` has room for `max` events.
-            return unsafe { signals::call(how.as_mut().map(Sleep::again), number(mask), args) };
-        }
-        let ts = timespec_of(timeout_ns);
-        let args = [epfd, evs, max, &raw const ts as usize, mask as usize, masklen];
-        // SAFETY: `evs` has room for `max` events, `ts` is readable. 441 is epoll_pwait2.
-        match unsafe { signals::call(how.as_mut().map(Sleep::again), 441, args) } {
-            Err(libc::ENOSYS) => {
-                let ms = (timeout_ns / 1_000_000 + 1).min(i32::MAX.into()) as c_int;
-                let args = [epfd, evs, max, ms as usize, mask as usize, masklen];
-                // SAFETY: as above.
-                unsafe { signals::call(how.as_mut().map(Sleep::again), libc::SYS_epoll_pwait, args) }
-            }
-            r => r,
-        }
-    }
-
-    /// The kernel's part of `wait`. Where it is empty because only bells rang, `Ok(0)` too.
-    fn ask_kernel(
-        &self,
-        evs: *mut epoll_event,
-        max: usize,
-        timeout_ns: i64,
-        mask: *const sigset_t,
-        how: Option<Sleep>,
-    ) -> SysResult {
-        if max == 0 {
-            return Ok(0);
-        }
-        if self.nests.load(Relaxed) {
-            settle_all();
-        }
-        let sleeps = how.is_some();
-        chaos::stumble();
-        let mut n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
-        chaos::stumble();
-        if n > 0 && self.nests.load(Relaxed) {
-            n = self.without_idle(evs, n);
-        }
-        let kept = self.without_token(evs, n);
-        if kept < n {
-            // The bell's event, or a completion channel's.
-            remote::hear_in(self as *const Set as usize);
-        }
-        if kept < n && self.exposed.load(Relaxed) {
-            bell::clear(self.bell.load(Relaxed));
-        } else if kept < n && !sleeps {
-            self.pass_on();
-        }
-        Ok(self.admit(evs, kept))
-    }
-
-    /// Who only looks has taken the bell's edge, and may leave without what it rang for: so those who sleep hear of that in
-    /// another way. (Who slept looks for it.) Peers, which ring once for a sleep, are to ring for what comes after this.
-    #[cold]
-    fn pass_on(&self) {
-        let b = self.bell.load(Acquire);
-        if bell::asleep(b) {
-            bell::renew(b);
-            crate::sync::full_fence();
-        }
-        link::drain_hints(b);
-        if self.listed.load(SeqCst) > 0 {
-            self.wake();
-        }
-    }
-
-    /// The same without waiting.
-    pub(super) fn look_kernel(&self, evs: *mut epoll_event, max: usize) -> SysResult {
-        self.ask_kernel(evs, max, 0, core::ptr::null(), None)
-    }
-
     /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
     fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool, round: u64, heard: u32) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let kernel = |at: usize| self.look_kernel(after(at), max - at).unwrap_or(0);
-        if self.kernel_first.swap(false, Relaxed) {
+        let n = if self.kernel_first.swap(false, Relaxed) {
             let n = kernel(0);
-            return n + self.harvest(after(n), max - n, round);
-        }
-        let n = self.harvest(evs, max, round);
-        if n == max {
-            self.kernel_first.store(true, Relaxed);
+            n + self.harvest(after(n), max - n, round)
+        } else {
+            let n = self.harvest(evs, max, round);
+            if n == max {
+                self.kernel_first.store(true, Relaxed);
+                return n;
+            }
+            if n > 0 && !kernel_due && self.moving.load(Relaxed) == 0 {
+                return n;
+            }
+            if n > 0 {
+                return n + self.complete(evs, n, max, kernel_due, round, heard);
+            }
+            kernel(0)
+        };
+        if n == 0 || n == max {
             return n;
         }
-        if n == 0 {
-            return kernel(0);
-        }
-        if !kernel_due && self.moving.load(Relaxed) == 0 {
-            return n;
-        }
-        n + self.complete(evs, n, max, kernel_due, round, heard)
+        let n = n + self.harvest_moving(after(n), max - n, round);
+        n + self.late(after(n), max - n, round)
     }
 
     /// For a call that is about to return `n` events of rings at `evs`: what was ready before it, too. Returns how many
@@ -444,10 +208,7 @@ impl Set {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let mut by_tcp = if ask_kernel { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
-        if n + by_tcp < max && self.moving.load(Relaxed) > 0 {
-            self.look_at_moving();
-            by_tcp += self.harvest_of(after(n + by_tcp), max - n - by_tcp, round, |c| !c.reads_ring());
-        }
+        by_tcp += self.harvest_moving(after(n + by_tcp), max - n - by_tcp, round);
         if n > 0 && by_tcp > 0 {
             // SAFETY: so many were written there, for this call.
             let all = unsafe { events_at(evs, n + by_tcp) };
@@ -455,12 +216,24 @@ impl Set {
             all[first..].rotate_left(n - first);
         }
         let n = n + by_tcp;
-        by_tcp + if n < max { self.late(after(n), max - n, round) } else { 0 }
+        by_tcp + self.late(after(n), max - n, round)
+    }
+
+    /// What connections have whose bytes still come from the kernel.
+    fn harvest_moving(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
+        if max == 0 || self.moving.load(Relaxed) == 0 {
+            return 0;
+        }
+        self.look_at_moving();
+        self.harvest_of(evs, max, round, |c| !c.reads_ring())
     }
 
     /// For a call that is about to return: rings that were ready before it, but have not come to the list
     /// yet, because the background thread was to be told of them.
     fn late(&self, evs: *mut epoll_event, max: usize, round: u64) -> usize {
+        if max == 0 {
+            return 0;
+        }
         link::drain_hints_of(self.bell.load(Acquire), 0);
         self.harvest(evs, max, round)
     }
@@ -497,17 +270,6 @@ impl Set {
         let ours =
             self.managed.load(SeqCst) | self.muted.load(SeqCst) | self.away.load(Relaxed) | self.oneshots.load(Relaxed);
         ours == 0 && !self.belled.load(Relaxed) && !self.nests.load(Relaxed)
-    }
-
-    /// What is the program's of `n` events, in a set that was only the kernel's when they were asked for.
-    #[cold]
-    fn admit_late(&self, evs: *mut epoll_event, n: usize) -> usize {
-        let kept = self.without_token(evs, n);
-        if kept < n {
-            // The bell is an edge, and meant for those who sleep.
-            bell::ring(self.bell.load(Acquire));
-        }
-        self.admit(evs, kept)
     }
 
     /// Names the set among the places where threads sleep.
@@ -557,7 +319,7 @@ impl Set {
         mask: *const sigset_t,
         since: Since,
     ) -> Result<isize, Errno> {
-        let moves = self.moves.load(SeqCst);
+        let moves = self.moves();
         match self.wait_once(evs, max, timeout_ns, mask, since) {
             Err(libc::EINTR) => self.interrupted(evs, max as usize, moves),
             r => r,
@@ -575,14 +337,18 @@ impl Set {
     ) -> Result<isize, Errno> {
         let mut limit = timeout_ns;
         if timeout_ns != 0 && self.is_the_kernels() {
-            let moves = self.moves.load(SeqCst);
+            let moves = self.moves();
             let began = if timeout_ns > 0 { coarse_ns() } else { 0 };
             let to = (evs, max as usize);
             let n = self.unaware(since, |how| self.kernel_wait(to, timeout_ns, mask, Some(how)))?;
             // Another thread may have added a one-shot, or a bell, meanwhile.
             let is_plain = self.is_the_kernels();
             let n = if is_plain { n } else { self.admit_late(evs, n) };
-            if n > 0 || self.moves.load(SeqCst) == moves && is_plain {
+            let moved = self.moves.load(SeqCst) != moves;
+            if n > 0 && moved {
+                return Ok(self.look_again(evs, n, max as usize) as isize);
+            }
+            if n > 0 || !moved && is_plain {
                 return Ok(n as isize);
             }
             if timeout_ns > 0 {
@@ -614,7 +380,7 @@ impl Set {
             // What has not come home is looked for again.
             let most = if self.away.load(Relaxed) == 0 || self.fetch() { i64::MAX } else { crate::visit::SLICE_NS };
             let shortly = |t: i64| if t < 0 && most < i64::MAX { most } else { t.min(most) };
-            let moves = self.moves.load(SeqCst);
+            let moves = self.moves();
             // A connection that went over between the looks at its two possible places was seen in neither.
             let moved = || self.moves.load(SeqCst) != moves;
             if self.managed.load(SeqCst) == 0 {
@@ -623,6 +389,7 @@ impl Set {
                     _ => self.unaware(since, |how| self.ask_kernel(evs, max, shortly(limit), mask, Some(how)))?,
                 };
                 if n > 0 {
+                    let n = if moved() { self.look_again(evs, n, max) } else { n };
                     return Ok(n as isize);
                 }
                 limit = left();
@@ -644,8 +411,11 @@ impl Set {
                 self.kernel_news.store(news, Relaxed);
             }
             let round = self.new_round();
-            let n = self.gather(evs, max, due, round, heard);
+            let mut n = self.gather(evs, max, due, round, heard);
             if n > 0 {
+                if moved() {
+                    n = self.look_again(evs, n, max);
+                }
                 self.show();
                 return Ok(n as isize);
             }
@@ -711,6 +481,9 @@ impl Set {
                 n += self.complete(evs_of_rings, of_rings, left_of_max, hit && kernel == 0, round, news);
             }
             if n > 0 {
+                if moved() {
+                    n = self.look_again(evs, n, max);
+                }
                 self.show();
                 return Ok(n as isize);
             }
@@ -723,6 +496,48 @@ impl Set {
             // If the set becomes the kernel's now, that waits for the rest only.
             limit = left();
         }
+    }
+
+    /// Changes with each connection that becomes managed, or ceases to be. Waits for one that is just going over: it may be in
+    /// neither place.
+    #[inline]
+    pub(super) fn moves(&self) -> u32 {
+        loop {
+            let moves = self.moves.load(SeqCst);
+            // (A handler may have interrupted who does that.)
+            if moves % 2 == 0 || self.lock.held_by_me() {
+                return moves;
+            }
+            drop(self.lock.lock());
+        }
+    }
+
+    /// For a call that is about to return the `n` events at `evs`, and during which connections went over: they may have been looked
+    /// for in vain at both of their places. Returns how many events there are then.
+    #[cold]
+    fn look_again(&self, evs: *mut epoll_event, mut n: usize, max: usize) -> usize {
+        const MOST: usize = 16;
+        // SAFETY: never past `max` events, here and below.
+        let after = |n: usize| unsafe { evs.add(n) };
+        for _ in 0..MOST {
+            let moves = self.moves();
+            self.look_at_kernel();
+            let mut full = false;
+            for by_tcp in [true, false] {
+                let room = max - n;
+                let more = match by_tcp {
+                    true => self.look_kernel(after(n), room).unwrap_or(0),
+                    false => self.harvest(after(n), room, self.new_round()),
+                };
+                // (Of what was told of before.)
+                full |= more == room;
+                n = unite(evs, n, n + more, |_| true);
+            }
+            if n == max || !full && self.moves.load(SeqCst) == moves {
+                break;
+            }
+        }
+        n
     }
 
     /// For a caller that will not wait: what the background thread would find out in a moment.
@@ -757,7 +572,7 @@ pub unsafe fn look(epfd: c_int, evs: *mut epoll_event, max: c_int, mask: *const 
     if s.is_inherited() || !s.is_the_kernels() || max <= 0 || evs.is_null() || !crate::process::is_active() {
         return None;
     }
-    let moves = s.moves.load(SeqCst);
+    let moves = s.moves();
     let masklen = if mask.is_null() { 0usize } else { 8 };
     // SAFETY: the program's array; `mask` by the caller's promise.
     let n = match unsafe { sys!(number(mask), epfd, evs, max, 0, mask, masklen) } {
@@ -765,7 +580,12 @@ pub unsafe fn look(epfd: c_int, evs: *mut epoll_event, max: c_int, mask: *const 
         Ok(n) => s.admit_late(evs, n),
         Err(e) => return Some(Outcome::Fail(e)),
     };
-    (n > 0 || s.moves.load(SeqCst) == moves).then_some(Outcome::Done(n as isize))
+    let n = match s.moves.load(SeqCst) == moves {
+        true => n as usize,
+        false if n == 0 => return None,
+        false => s.look_again(evs, n as usize, max as usize),
+    };
+    Some(Outcome::Done(n as isize))
 }
 
 /// `epoll_wait(2)` and its kin; `timeout_ns < 0` waits for ever.
