@@ -7,6 +7,7 @@
 //!
 //! As long as nobody [stands by](crate::fault::stand_by) a bad address is a fault, as it is for any function of C.
 
+use crate::sys::sys;
 use crate::thread::me;
 #[cfg(target_arch = "x86_64")]
 use crate::thread::Thread;
@@ -105,6 +106,21 @@ pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Fault> {
         copy(from.cast(), value.as_mut_ptr().cast(), size_of::<T>())?;
         Ok(value.assume_init())
     }
+}
+
+/// Whether a word of the program's can be read, also as long as nobody stands by. (Then a system call is made.)
+#[inline]
+pub fn is_word(at: *const u64) -> bool {
+    !is_nowhere(at as usize)
+        && (crate::fault::stands_by() || (0..2).all(|half| is_half_word(at.cast::<u32>().wrapping_add(half))))
+}
+
+#[cold]
+fn is_half_word(at: *const u32) -> bool {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: reads the number there, if it can; whatever it is, the wait is over at once.
+    unsafe { sys!(libc::SYS_futex, at, wait, 0, &raw const now) != Err(libc::EFAULT) }
 }
 
 /// Writes to a place that the program names.
@@ -533,6 +549,21 @@ global_asm!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Asked of the kernel, as if nobody stood by.
+    #[test]
+    fn what_can_be_read_is_known_without_a_fault() {
+        let word = 7u64;
+        let there = |at: *const u32| is_half_word(at);
+        assert!(there((&raw const word).cast()));
+        // SAFETY: a new mapping.
+        let none = unsafe {
+            sys!(libc::SYS_mmap, 0, PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1isize, 0)
+        };
+        let none = none.unwrap() as *const u32;
+        assert!(!there(none) && !there(none.wrapping_add(PAGE / 4 - 1)));
+        assert!(!is_word(8 as *const u64) && is_word(&word));
+    }
 
     /// Every length, by libc and not, at several places in a word, with its surroundings left alone.
     #[test]

@@ -382,6 +382,9 @@ pub unsafe fn epoll_pwait2(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> Outcome {
+    if !limit.is_null() && !(0..2).all(|word| copy::is_word(limit.cast::<u64>().wrapping_add(word))) {
+        return Bypass;
+    }
     match timespec_ns(limit) {
         Some(ns) => ops::epoll_wait(ep, events, max, ns, mask),
         None => Bypass,

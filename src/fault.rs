@@ -65,6 +65,12 @@ pub fn stand_by() {
     }
 }
 
+/// Whether somebody does.
+#[inline]
+pub fn stands_by() -> bool {
+    STANDS.load(Acquire)
+}
+
 /// No connection will move any more: the program's handlers are the kernel's again.
 pub fn stand_down() {
     let _g = LOCK.lock();

@@ -159,17 +159,25 @@ fn emit(level: Level, args: fmt::Arguments<'_>) {
         let kind = st.st_mode & libc::S_IFMT;
         // Stderr may be redirected by the program, but a socket counts only if
         // it is a local one (the journal's) that was stderr from the start:
-        // under inetd the fd is the client's connection. A log file has an fd
-        // that only we know; if it is something else now, the program has
-        // closed and reused it.
-        let fit = match fd {
-            STDERR => kind != libc::S_IFSOCK || (same && is_local_socket(fd)),
+        // under inetd the fd is the client's connection. Another file than then
+        // must be one that lines are added to: it may hold the program's data.
+        // A log file has an fd that only we know; if it is something else now,
+        // the program has closed and reused it.
+        let fit = match (fd, kind) {
+            (STDERR, libc::S_IFSOCK) => same && is_local_socket(fd),
+            (STDERR, libc::S_IFREG) => same || appends(fd),
+            (STDERR, _) => true,
             _ => same,
         };
         if fit {
-            write_quietly(fd, text, kind == libc::S_IFREG);
+            write_quietly(fd, text, (kind == libc::S_IFREG).then_some(st.st_size as usize));
         }
     }
+}
+
+fn appends(fd: i32) -> bool {
+    // SAFETY: takes no pointer.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }.is_ok_and(|flags| flags as i32 & libc::O_APPEND != 0)
 }
 
 fn is_local_socket(fd: i32) -> bool {
@@ -182,8 +190,12 @@ fn is_local_socket(fd: i32) -> bool {
 }
 
 /// Writes without waiting for a reader and without a `SIGPIPE` for the program.
-fn write_quietly(fd: i32, text: &[u8], regular: bool) {
-    if regular {
+/// `size`: of a regular file.
+fn write_quietly(fd: i32, text: &[u8], size: Option<usize>) {
+    if let Some(size) = size {
+        if !crate::shm::may_have(size + text.len()) {
+            return;
+        }
         // SAFETY: `text` is valid for its length.
         let _ = unsafe { sys!(libc::SYS_write, fd, text.as_ptr(), text.len()) };
         return;
@@ -322,7 +334,7 @@ mod tests {
             while sys!(libc::SYS_write, write, [0u8; 4096].as_ptr(), 4096).is_ok() {}
             sys!(libc::SYS_fcntl, write, libc::F_SETFL, 0).unwrap();
         }
-        write_quietly(write, b"x\n", false);
+        write_quietly(write, b"x\n", None);
         crate::sys::close_raw(read);
         crate::sys::close_raw(write);
     }
@@ -338,7 +350,7 @@ mod tests {
             // SAFETY: the default disposition, and an end without exit handlers.
             unsafe {
                 libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-                write_quietly(write, b"x\n", false);
+                write_quietly(write, b"x\n", None);
                 libc::_exit(7);
             }
         }

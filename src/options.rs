@@ -186,8 +186,8 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
     }
     let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if is_async {
-        // SIGIO comes from the kernel's socket only. What the return itself moves there is none.
-        process::give_up(c, Why::Signals);
+        // SIGIO comes from the kernel's socket only. What the return itself moves there is none, if the peer reads.
+        process::try_give_up(c, Why::Signals);
     }
     visit::arrive_by_exec(c);
     Outcome::from(set(c))
@@ -219,7 +219,7 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if req == libc::FIOASYNC {
         // SAFETY: there may be nothing.
         if unsafe { copy::read(arg as *const c_int) }.is_ok_and(|on| on != 0) {
-            process::give_up(c, Why::Signals);
+            process::try_give_up(c, Why::Signals);
         }
         return Outcome::Bypass;
     }

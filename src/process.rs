@@ -14,7 +14,9 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 mod leave;
 use leave::{await_home, await_parents, give_lowat, hand_over, leave, leave_to_kernel, reset_abroad, PATIENCE_NS};
-pub use leave::{await_let_go, give_up, give_up_all, no_more_rings, reset_doomed, rings_allowed, stay_for_others};
+pub use leave::{
+    await_let_go, give_up, give_up_all, no_more_rings, reset_doomed, rings_allowed, stay_for_others, try_give_up,
+};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// Tells this process from all others of its family, those with the same id too.

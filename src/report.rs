@@ -184,7 +184,7 @@ pub fn program_name(header: &Header, buf: &mut [u8; 64]) -> usize {
 
 /// Writes the report of a process to `fd`, as one JSON object and a newline.
 pub fn write_report(fd: i32, header: &Header, conns: &[ConnStats]) -> SysResult<()> {
-    let mut out = Out { fd, buf: [0; 4096], len: 0, error: None };
+    let mut out = Out { fd, buf: [0; 4096], len: 0, sent: 0, error: None };
     let _ = write_json(&mut out, header, conns);
     out.flush();
     out.error.map_or(Ok(()), Err)
@@ -319,17 +319,25 @@ struct Out {
     fd: i32,
     buf: [u8; 4096],
     len: usize,
+    /// Bytes written so far.
+    sent: usize,
     error: Option<Errno>,
 }
 
 impl Out {
     fn flush(&mut self) {
         let mut rest = self.buf.get(..self.len).unwrap_or(&[]);
+        if !crate::shm::may_have(self.sent + rest.len()) {
+            self.error = Some(libc::EFBIG);
+        }
         while self.error.is_none() && !rest.is_empty() {
             // SAFETY: `rest` is valid for its length.
             match unsafe { sys!(libc::SYS_write, self.fd, rest.as_ptr(), rest.len()) } {
                 Ok(0) => self.error = Some(libc::EIO),
-                Ok(n) => rest = rest.get(n..).unwrap_or(&[]),
+                Ok(n) => {
+                    rest = rest.get(n..).unwrap_or(&[]);
+                    self.sent += n;
+                }
                 Err(libc::EINTR) => {}
                 Err(e) => self.error = Some(e),
             }

@@ -15,7 +15,7 @@ use libc::{c_int, fd_set, pollfd, sigset_t};
 /// Bits in a word of an `fd_set`; the kernel reads and writes whole words.
 const WORD: usize = usize::BITS as usize;
 /// What an `fd_set` of libc holds; a program with more descriptors allocates its own sets.
-const SMALL: usize = libc::FD_SETSIZE;
+const SMALL: usize = 128;
 
 // What the kernel asks of a file for each set, and takes for an answer. Only
 // `POLLHUP` and `POLLERR` come without having been asked for.

@@ -38,18 +38,29 @@ fn mmap(len: usize, prot: c_int, flags: c_int, fd: c_int) -> SysResult<Map> {
     Ok(map)
 }
 
-/// Whether mappings of `len` bytes are little of what `RLIMIT_AS` still lets the program map: an eighth at most.
-pub fn is_little(len: usize) -> bool {
+/// A soft limit of this process's.
+fn limit(of: libc::__rlimit_resource_t) -> u64 {
     let mut r = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `r` is writable.
-    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, libc::RLIMIT_AS, 0, &mut r) };
-    if r.rlim_cur == libc::RLIM_INFINITY {
+    let _ = unsafe { sys!(libc::SYS_prlimit64, 0, of, 0, &mut r) };
+    r.rlim_cur
+}
+
+/// Whether `RLIMIT_FSIZE` lets a file have `len` bytes. A call that goes beyond is answered with a signal that kills.
+pub fn may_have(len: usize) -> bool {
+    limit(libc::RLIMIT_FSIZE) >= len as u64
+}
+
+/// Whether mappings of `len` bytes are little of what `RLIMIT_AS` still lets the program map: an eighth at most.
+pub fn is_little(len: usize) -> bool {
+    let most = limit(libc::RLIMIT_AS);
+    if most == libc::RLIM_INFINITY {
         return true;
     }
     // The first number is the address space in pages.
     let text = TextFile::read(b"/proc/self/statm\0", 4096).ok();
     let pages: Option<u64> = text.and_then(|t| core::str::from_utf8(t.bytes()).ok()?.split(' ').next()?.parse().ok());
-    pages.is_some_and(|p| r.rlim_cur.saturating_sub(p << 12) / 8 >= len as u64)
+    pages.is_some_and(|p| most.saturating_sub(p << 12) / 8 >= len as u64)
 }
 
 /// Zeroed memory that a forked child shares with its parent.
@@ -92,6 +103,9 @@ fn create(name: &[u8], len: usize, seal: usize) -> SysResult<(c_int, Map)> {
         unsafe { sys!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) }? as c_int;
     let fd = crate::fdhigh::move_high(fd);
     let made = (|| {
+        if !may_have(len) {
+            return Err(libc::EFBIG);
+        }
         // SAFETY: `fd` is ours.
         unsafe { sys!(libc::SYS_ftruncate, fd, len) }?;
         let map = mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd)?;

@@ -5,11 +5,23 @@ use crate::io;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
-use crate::{copy, early, poll, process, pump, table, visit};
+use crate::{copy, early, poll, process, pump, shm, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, off64_t};
 
 const CHUNK: usize = 64 << 10;
+/// So much is read onto the stack, which may be a small one.
+const LITTLE: usize = 4 << 10;
+
+/// Room for what is read, given back at the end.
+struct Room(shm::Map);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: nobody else knows of it.
+        unsafe { shm::unmap(self.0) };
+    }
+}
 
 /// `sendfile(2)`.
 ///
@@ -46,10 +58,12 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     }
     let asked = n;
     let n = n.min(io::MOST);
-    let mut buf = [0u8; CHUNK];
+    let mut little = [0u8; LITTLE];
+    let much = if n > LITTLE { shm::anon_private(CHUNK).ok().map(Room) } else { None };
+    let (buf, room) = much.as_ref().map_or((little.as_mut_ptr(), LITTLE), |m| (m.0.base, CHUNK));
     let mut done = 0usize;
     while done < n {
-        let want = (n - done).min(CHUNK);
+        let want = (n - done).min(room);
         // Reading at a position, so that what could not be sent is not lost from the file's own.
         // SAFETY: `off` is null or valid; `buf` has room.
         let at = unsafe {
@@ -65,18 +79,19 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
             return end(done, libc::EINVAL);
         }
         // SAFETY: `buf` has room.
-        let got = match unsafe { sys!(libc::SYS_pread64, inp, buf.as_mut_ptr(), want, at) } {
+        let got = match unsafe { sys!(libc::SYS_pread64, inp, buf, want, at) } {
             Ok(0) => break,
             Ok(g) => g,
             Err(e) => return end(done, if e == libc::ESPIPE { libc::EINVAL } else { e }),
         };
         // SAFETY: `buf` holds `got` bytes.
-        let sent = match unsafe { io::send(out, &io::one(buf.as_ptr().cast::<c_void>(), got), core::ptr::null(), 0) } {
-            Outcome::Done(s) => s as usize,
-            Outcome::Fail(e) => return end(done, e),
-            Outcome::Bypass if done > 0 => break,
-            Outcome::Bypass => return Outcome::Bypass,
-        };
+        let sent =
+            match unsafe { io::send(out, &io::one(buf.cast::<c_void>().cast_const(), got), core::ptr::null(), 0) } {
+                Outcome::Done(s) => s as usize,
+                Outcome::Fail(e) => return end(done, e),
+                Outcome::Bypass if done > 0 => break,
+                Outcome::Bypass => return Outcome::Bypass,
+            };
         // SAFETY: as above.
         unsafe {
             if off.is_null() {
@@ -144,13 +159,22 @@ pub unsafe fn splice(
     n: usize,
     flags: c_uint,
 ) -> Outcome {
+    if !is_pipe(inp) && !is_pipe(out) {
+        // The kernel has nothing to move.
+        return Outcome::Bypass;
+    }
     for c in [inp, out].into_iter().filter_map(table::conn) {
+        let may_wait = flags & libc::SPLICE_F_NONBLOCK == 0 && !c.nonblock.load(Relaxed);
         for _ in 0..TRIES {
             if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
                 break;
             }
             c.evidence.store(false, Relaxed);
-            process::give_up(c, Why::Spliced);
+            while !process::try_give_up(c, Why::Spliced) {
+                if !may_wait {
+                    return Outcome::Fail(libc::EAGAIN);
+                }
+            }
             if c.phase() == Phase::Away && visit::is_home(&mut c.lock_both()) {
                 break;
             }

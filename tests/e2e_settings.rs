@@ -166,8 +166,13 @@ fn rules_that_deny_another_program() {
 
 /// Starts `rs-app` with few fds allowed.
 fn start_limited<'a>(place: &'a Place, fds: u32, line: &str) -> Proc<'a> {
+    start_under(place, &format!("-n {fds}"), line)
+}
+
+/// Starts `rs-app` under a limit of the shell's.
+fn start_under<'a>(place: &'a Place, limit: &str, line: &str) -> Proc<'a> {
     let mut cmd = plain_command("bash");
-    cmd.args(["-c", &format!("ulimit -n {fds}; exec \"$0\" \"$@\"")]).arg(app()).args(words(line));
+    cmd.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(app()).args(words(line));
     if !dry() {
         place.preload(&mut cmd);
     }
@@ -273,6 +278,19 @@ fn few_fds_are_enough_for_few_connections() {
     if !dry() {
         client.report(CLIENT).assert_rings(CLIENT);
     }
+}
+
+/// Files may be no longer than 1000 KiB: who makes one longer is killed by a signal. (Nor are there segments for rings then.)
+#[test]
+fn files_may_not_be_long() {
+    let _one = one_at_a_time();
+    let place = Place::new("fsize");
+    let mut server = start_under(&place, "-f 1000", SERVER);
+    let port = server.port();
+    let client = start_under(&place, "-f 1000", &format!("{CLIENT} --port {port}")).wait(60.0);
+    let server = server.stop();
+    client.assert_ok("client that may not make long files");
+    server.assert_ok("server that may not make long files");
 }
 
 /// Natively 48 connections fit into 64 fds; they must with the library's own fds too, and come

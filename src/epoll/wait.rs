@@ -32,7 +32,8 @@ impl Set {
         if self.listed.load(SeqCst) == 0 {
             return 0;
         }
-        const BATCH: usize = 64;
+        // (A program's stack may be small.)
+        const BATCH: usize = 16;
         let mut out = 0;
         let mut left = usize::MAX;
         let mut in_order = !is_own_peer();

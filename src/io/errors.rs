@@ -186,9 +186,17 @@ pub fn pending_error(fd: c_int) -> Option<Errno> {
 /// `EPIPE`, and the signal that goes with it.
 pub fn broken_pipe(flags: c_int) -> Outcome {
     if flags & libc::MSG_NOSIGNAL == 0 {
-        // To this thread, as the kernel sends it.
-        // SAFETY: a signal to ourselves.
-        let _ = unsafe { sys!(libc::SYS_tgkill, sys::pid(), crate::thread::tid(), libc::SIGPIPE) };
+        // To this thread, and as from a user, as the kernel sends it.
+        // SAFETY: a signal to ourselves; all-zero is a valid `siginfo_t`, the kernel's of `SI_USER`.
+        unsafe {
+            let (pid, tid) = (sys::pid(), crate::thread::tid());
+            let mut info: [i32; 32] = [0; 32];
+            info[0] = libc::SIGPIPE;
+            (info[4], info[5]) = (pid as i32, libc::getuid() as i32);
+            if sys!(libc::SYS_rt_tgsigqueueinfo, pid, tid, libc::SIGPIPE, info.as_ptr()).is_err() {
+                let _ = sys!(libc::SYS_tgkill, pid, tid, libc::SIGPIPE);
+            }
+        }
     }
     Outcome::Fail(libc::EPIPE)
 }

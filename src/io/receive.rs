@@ -25,7 +25,8 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.rcvtimeo));
         if flags & libc::MSG_OOB != 0 {
-            crate::process::give_up(conn, Why::Urgent);
+            // None is there before the peer's side is home.
+            crate::process::try_give_up(conn, Why::Urgent);
             return Outcome::Bypass;
         }
         visit::arrive(conn);

@@ -27,7 +27,11 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             _ => Some(Why::Urgent),
         };
         if let Some(why) = why {
-            crate::process::give_up(conn, why);
+            while !crate::process::try_give_up(conn, why) {
+                if !call.may_wait || call.is_out_of_time() {
+                    return Outcome::Fail(libc::EAGAIN);
+                }
+            }
             return Outcome::Bypass;
         }
         visit::arrive(conn);

@@ -93,7 +93,7 @@ static NO_RINGS: AtomicBool = AtomicBool::new(false);
 pub fn no_more_rings() {
     if is_active() && !is_guest() && !NO_RINGS.swap(true, SeqCst) {
         // Nobody may look for a rest where the program cannot see it.
-        leave_for_good((0..=table::highest()).filter_map(table::conn), Why::Confined, true);
+        leave_for_good((0..=table::highest()).filter_map(table::conn), Why::Confined, true, Some(PATIENCE_NS));
     }
 }
 
@@ -113,12 +113,22 @@ pub fn give_up(c: &'static Conn, why: Why) {
 
 /// As [`give_up`], with one time limit for all of them.
 pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
-    leave_for_good(all, why, matches!(why, Why::Shared | Why::Forked | Why::Libc));
+    leave_for_good(all, why, matches!(why, Why::Shared | Why::Forked | Why::Libc), Some(PATIENCE_NS));
 }
 
-/// The same. `whole`: what is left of one whose peer is gone goes into the kernel's socket, too.
-fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, whole: bool) {
-    let until = now_ns() + PATIENCE_NS;
+/// As [`give_up`], for what may be refused for now, or tried again, or done before it is home: waits for a moment, and never
+/// resets it. Whether it is there. (If its peer does not read, more is on its way than the kernel's socket has room for: there
+/// a send would wait, too, or be told `EAGAIN`.)
+pub fn try_give_up(c: &'static Conn, why: Why) -> bool {
+    leave_for_good([c].into_iter(), why, false, None);
+    c.phase() != Phase::Managed || c.has_ended(END_EOF)
+}
+
+/// The same. `whole`: what is left of one whose peer is gone goes into the kernel's socket, too. `patience`: in ns; after that it
+/// is reset. `None`: it may go on to return.
+fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, whole: bool, patience: Option<i64>) {
+    const MOMENT_NS: i64 = 100_000_000;
+    let until = now_ns() + patience.unwrap_or(MOMENT_NS);
     all.clone().filter(|c| c.is_inherited()).for_each(visit::press);
     for c in all.clone() {
         if c.is_inherited() {
@@ -166,6 +176,9 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
             }
         }
         if c.phase() == Phase::Managed && !c.has_ended(END_EOF) {
+            if patience.is_none() {
+                continue;
+            }
             reset_late(&mut c.lock_both());
         }
         if c.phase() == Phase::Managed && whole {

@@ -7,6 +7,7 @@ use super::Check;
 use crate::{ensure, more, same, sys, util};
 use libc::{ECONNRESET, EPIPE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use libc::{EPOLLET, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, SHUT_RD, SHUT_RDWR, SHUT_WR, SOL_SOCKET, SO_ERROR};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -22,6 +23,7 @@ pub const CHECKS: &[Check] = &[
     ("eof-poll-bits", eof_bits),
     ("epipe-after-close", epipe_after_close),
     ("sigpipe", sigpipe),
+    ("sigpipe-is-as-from-a-user", sigpipe_code),
     ("reset-unread", reset_unread),
     ("reset-unread-poll", reset_unread_poll),
     ("reset-after-data", reset_after_data),
@@ -183,6 +185,31 @@ fn sigpipe(cx: &mut Cx) -> Res {
     same!(more::signals(), 2, "SIGPIPE of writev");
     same!(sys::sendmsg(cx.fd, &[1], 1, 0), Err(EPIPE), "sendmsg");
     same!(more::signals(), 3, "SIGPIPE of sendmsg");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes before the end");
+    Ok(())
+}
+
+/// What a handler is told of the signal.
+fn sigpipe_code(cx: &mut Cx) -> Res {
+    static CODE: AtomicI32 = AtomicI32::new(77);
+    static PID: AtomicI32 = AtomicI32::new(0);
+    extern "C" fn note(_: libc::c_int, info: *const libc::siginfo_t) {
+        // SAFETY: the kernel's, for a handler with `SA_SIGINFO`.
+        unsafe {
+            CODE.store((*info).si_code, SeqCst);
+            PID.store((*info).si_pid(), SeqCst);
+        }
+    }
+    // SAFETY: a handler of that kind; all-zero is a valid `sigaction`.
+    unsafe {
+        let mut a: libc::sigaction = std::mem::zeroed();
+        (a.sa_sigaction, a.sa_flags) = (note as *const () as usize, libc::SA_SIGINFO);
+        same!(libc::sigaction(libc::SIGPIPE, &a, std::ptr::null_mut()), 0, "sigaction");
+    }
+    sys::shutdown(cx.fd, SHUT_WR)?;
+    same!(sys::write(cx.fd, &[1]), Err(EPIPE), "write");
+    same!(CODE.load(SeqCst), 0, "si_code: SI_USER");
+    same!(PID.load(SeqCst), std::process::id() as i32, "si_pid");
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "bytes before the end");
     Ok(())
 }

@@ -27,6 +27,7 @@ pub const CHECKS: &[Check] = &[
     ("restart-recv-of-all-and-a-return", restart_recv_of_all),
     ("restart-send", restart_send),
     ("signal-masks", masks),
+    ("signal-masks-of-looks", masks_of_looks),
     ("signal-mask-data", mask_data),
     ("signal-storm", storm),
     ("signals-beside-sends", beside_sends),
@@ -368,6 +369,28 @@ fn masks(cx: &mut Cx) -> Res {
         same!(more::masked_wait(call, fd, 3000), Err(EINTR), "{call}, signal while it waits");
         join(s)?;
         same!(more::signals(), before + 2, "signals in {call}");
+    }
+    cx.warm(10, 0)
+}
+
+/// Also who does not wait lets a handler in, if there is nothing else to tell.
+fn masks_of_looks(cx: &mut Cx) -> Res {
+    more::count_signal(SIGUSR1, SA_RESTART)?;
+    more::block_signal(SIGUSR1);
+    for call in ["ppoll", "pselect"] {
+        let before = more::signals();
+        sys::pthread_kill(sys::pthread_self(), SIGUSR1);
+        same!(more::masked_wait(call, cx.fd, 0), Err(EINTR), "{call} that does not wait");
+        same!(more::signals(), before + 1, "signals in {call}");
+        same!(more::masked_wait(call, cx.fd, 0), Ok(0), "{call} without a signal");
+        cx.tell(Op::Send, 10, 0, 0)?;
+        cx.arrive(10)?;
+        sys::pthread_kill(sys::pthread_self(), SIGUSR1);
+        same!(more::masked_wait(call, cx.fd, 0), Ok(1), "{call} with something to tell");
+        same!(more::signals(), before + 1, "signals in that");
+        cx.recv(10)?;
+        same!(more::masked_wait(call, cx.fd, 0), Err(EINTR), "{call} after that");
+        same!(more::signals(), before + 2, "signals after that");
     }
     cx.warm(10, 0)
 }

@@ -34,6 +34,7 @@ pub const CHECKS: &[Check] = &[
     ("epoll-wakes-all-sets", all_sets),
     ("epoll-oneshot-workers", oneshot_workers),
     ("fcntl-by-other-thread", fcntl_other),
+    ("calls-on-a-small-stack", small_stack),
 ];
 
 fn join<T>(t: JoinHandle<T>) -> Result<T, Why> {
@@ -459,5 +460,35 @@ fn fcntl_other(cx: &mut Cx) -> Res {
     join(t)?;
     same!(sys::read(fd, &mut b), Err(libc::EAGAIN), "the next read");
     sys::nonblock(fd, false)?;
+    Ok(())
+}
+
+/// What a thread (or a coroutine) with little stack does natively it can do on a ring.
+fn small_stack(cx: &mut Cx) -> Res {
+    const STACK: usize = 32 << 10;
+    const FILE: usize = 100_000;
+    let (fd, ep) = (cx.fd, set(cx, EPOLLIN)?);
+    let file = more::memfile(&cx.out(FILE))?;
+    cx.post(Op::Recv, FILE as u64, 0, 0)?;
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || -> sys::R<usize> {
+        let (mut off, mut sent) = (0, 0);
+        while sent < FILE {
+            sent += sys::sendfile(fd, file, &mut off, FILE - sent)?;
+        }
+        Ok(sent)
+    });
+    same!(join(thread.map_err(|e| Why(e.to_string()))?)??, FILE, "bytes by sendfile");
+    same!(cx.wait()?, FILE as u64, "bytes of the file that arrived");
+    cx.tell(Op::Send, 10, 0, 0)?;
+    cx.arrive(10)?;
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || -> sys::R<_> {
+        let polled = sys::poll1(fd, POLLIN, 100)?;
+        let (selected, _) = sys::select(&[fd], &[], 100)?;
+        Ok((polled, selected.len(), sys::epoll_wait(ep, 4, 100)?.len()))
+    });
+    same!(join(thread.map_err(|e| Why(e.to_string()))?)??, (POLLIN, 1, 1), "what waits tell");
+    cx.recv(10)?;
+    sys::close(file)?;
+    sys::close(ep)?;
     Ok(())
 }

@@ -37,6 +37,7 @@ pub const CHECKS: &[Check] = &[
     ("unread-heir-of-who-ends", |cx| heir(cx, false, Leaves::Ends)),
     ("unread-heir-of-who-ends-early", |cx| heir(cx, true, Leaves::Ends)),
     ("unread-splice-out", splice_out),
+    ("unread-and-full", full),
     ("unread-ioctl", ioctl),
     ("unread-duplicates", duplicates),
     ("unread-by-who-only-sends", who_only_sends),
@@ -373,6 +374,34 @@ fn splice_out(cx: &mut Cx) -> Res {
     cx.recv(there)?;
     bye(cx)?;
     Ok(())
+}
+
+/// As much as there is room for: what cannot be sent behind it now is refused, and nothing else waits for the peer.
+fn full(cx: &mut Cx) -> Res {
+    const LAST: usize = 500;
+    sys::nonblock(cx.fd, true)?;
+    let n = cx.fill(3000)? as u64;
+    let (rd, wr) = sys::pipe()?;
+    sys::write_all_fd(wr, &cx.out(LAST))?;
+    let flags = sys::fcntl(cx.fd, libc::F_GETFL, 0)?;
+    let began = Instant::now();
+    same!(sys::splice(cx.fd, cx.fd, 10, 0), Err(libc::EINVAL), "splice without a pipe");
+    let sent = match sys::splice(rd, cx.fd, LAST, libc::SPLICE_F_NONBLOCK) {
+        Err(libc::EAGAIN) => 0,
+        // Under chaos it moves, and has more room for a moment.
+        sent if !cx.is_to_leave() => sent?,
+        sent => return Err(Why(format!("splice where there is no room: {sent:?}"))),
+    };
+    sys::fcntl(cx.fd, libc::F_SETFL, flags | libc::O_ASYNC)?;
+    sys::fcntl(cx.fd, libc::F_SETFL, flags & !libc::O_NONBLOCK)?;
+    quick(began)?;
+    same!(cx.tell(Op::Recv, n, 0, 0)?, n, "bytes that the peer has read at last");
+    if sent < LAST {
+        same!(sys::splice(rd, cx.fd, LAST - sent, 0), Ok(LAST - sent), "splice where there is room");
+    }
+    same!(cx.tell(Op::Recv, LAST as u64, 0, 0)?, LAST as u64, "bytes that were spliced");
+    [rd, wr].into_iter().try_for_each(sys::close)?;
+    cx.warm(4, 0)
 }
 
 fn ioctl(cx: &mut Cx) -> Res {
