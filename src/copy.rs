@@ -562,7 +562,7 @@ mod tests {
         };
         let none = none.unwrap() as *const u32;
         assert!(!there(none) && !there(none.wrapping_add(PAGE / 4 - 1)));
-        assert!(!is_word(8 as *const u64) && is_word(&word));
+        assert!(!is_word(core::ptr::without_provenance(8)) && is_word(&word));
     }
 
     /// Every length, by libc and not, at several places in a word, with its surroundings left alone.

@@ -506,7 +506,7 @@ impl Set {
         loop {
             let moves = self.moves.load(SeqCst);
             // (A handler may have interrupted who does that.)
-            if moves % 2 == 0 || self.lock.held_by_me() {
+            if moves.is_multiple_of(2) || self.lock.held_by_me() {
                 return moves;
             }
             drop(self.lock.lock());
