@@ -3,6 +3,7 @@
 use crate::conn::{Conn, Phase, END_EOF};
 use crate::io;
 use crate::ops::Outcome;
+use crate::signals::Since;
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
 use crate::{copy, early, poll, process, pump, shm, table, visit};
@@ -163,6 +164,7 @@ pub unsafe fn splice(
         // The kernel has nothing to move.
         return Outcome::Bypass;
     }
+    let since = Since::now();
     for c in [inp, out].into_iter().filter_map(table::conn) {
         let may_wait = flags & libc::SPLICE_F_NONBLOCK == 0 && !c.nonblock.load(Relaxed);
         for _ in 0..TRIES {
@@ -173,6 +175,9 @@ pub unsafe fn splice(
             while !process::try_give_up(c, Why::Spliced) {
                 if !may_wait {
                     return Outcome::Fail(libc::EAGAIN);
+                }
+                if since.is_over(false) {
+                    return Outcome::Fail(libc::EINTR);
                 }
             }
             if c.phase() == Phase::Away && visit::is_home(&mut c.lock_both()) {

@@ -27,9 +27,13 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             _ => Some(Why::Urgent),
         };
         if let Some(why) = why {
+            call.deadline();
             while !crate::process::try_give_up(conn, why) {
                 if !call.may_wait || call.is_out_of_time() {
                     return Outcome::Fail(libc::EAGAIN);
+                }
+                if call.is_interrupted() {
+                    return Outcome::Fail(libc::EINTR);
                 }
             }
             return Outcome::Bypass;
