@@ -14,6 +14,10 @@ const CHUNK: usize = 64 << 10;
 /// So much is read onto the stack, which may be a small one.
 const LITTLE: usize = 4 << 10;
 
+/// At an address to which a file with `O_DIRECT` can be read.
+#[repr(align(512))]
+struct Sectors([u8; LITTLE]);
+
 /// Room for what is read, given back at the end.
 struct Room(shm::Map);
 
@@ -53,15 +57,18 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
         return Outcome::Bypass;
     }
+    if !is_readable(inp) {
+        return Outcome::Fail(libc::EBADF);
+    }
     // SAFETY: null or valid by the caller's promise.
-    if let Some(e) = refusal(inp, unsafe { off.as_ref() }).filter(|_| n > 0) {
+    if let Some(e) = refusal(inp, unsafe { off.as_ref() }, n.min(1)) {
         return Outcome::Fail(e);
     }
     let asked = n;
     let n = n.min(io::MOST);
-    let mut little = [0u8; LITTLE];
+    let mut little = Sectors([0; LITTLE]);
     let much = if n > LITTLE { shm::anon_private(CHUNK).ok().map(Room) } else { None };
-    let (buf, room) = much.as_ref().map_or((little.as_mut_ptr(), LITTLE), |m| (m.0.base, CHUNK));
+    let (buf, room) = much.as_ref().map_or((little.0.as_mut_ptr(), LITTLE), |m| (m.0.base, CHUNK));
     let mut done = 0usize;
     while done < n {
         let want = (n - done).min(room);
@@ -109,9 +116,15 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     Outcome::Done(done as isize)
 }
 
+fn is_readable(fd: c_int) -> bool {
+    // SAFETY: takes no pointer.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) }
+        .is_ok_and(|flags| flags as c_int & libc::O_ACCMODE != libc::O_WRONLY && flags as c_int & libc::O_PATH == 0)
+}
+
 /// The kernel's error for a file that `sendfile` cannot read, though `pread` may: a directory, most of `/proc`, what
 /// cannot be sought. Files with a size are taken to be ordinary ones; of others the kernel is asked.
-fn refusal(inp: c_int, off: Option<&off64_t>) -> Option<Errno> {
+fn refusal(inp: c_int, off: Option<&off64_t>, n: usize) -> Option<Errno> {
     // SAFETY: all-zero is a valid stat.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `st` is writable.
@@ -129,7 +142,7 @@ fn refusal(inp: c_int, off: Option<&off64_t>) -> Option<Errno> {
             None => sys!(libc::SYS_lseek, inp, 0, libc::SEEK_CUR).unwrap_or(0) as off64_t,
         };
         let null = sys!(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), flags).ok()?;
-        let r = sys!(libc::SYS_sendfile, null, inp, &mut at, 1);
+        let r = sys!(libc::SYS_sendfile, null, inp, &mut at, n);
         sys::close_raw(null as c_int);
         // Without an offset of its own the call does not ask for a place that it could not seek.
         r.err().map(|e| if e == libc::ESPIPE && off.is_none() { libc::EINVAL } else { e })

@@ -61,9 +61,11 @@ fn no_file(cx: &mut Cx) -> Res {
         ("proc", open(c"/proc/self/status")?),
         ("socket", other),
         ("itself", cx.fd),
+        ("nothing", -1),
+        ("written file", more::open("/dev/null\0", libc::O_WRONLY)?),
     ];
     for (what, from) in inputs {
-        for count in [10, usize::MAX / 2 + 1] {
+        for count in [10, 0, usize::MAX / 2 + 1] {
             for at in [None, Some(0i64), Some(-3)] {
                 let to = |out: c_int| {
                     let mut at = at;
