@@ -226,9 +226,9 @@ why! {
     /// A fork child waits for it.
     Forked = 17, "inherited over fork or exec";
     /// libc reads it.
-    Libc = 21, "the C library reads it by itself (stdio)";
+    Libc = 21, "the C library reads it by itself (stdio, asynchronous I/O)";
     /// libc writes it, or does else what is not seen.
-    LibcWrites = 23, "the C library uses it by itself (stdio)";
+    LibcWrites = 23, "the C library or the kernel uses it by itself (stdio, asynchronous I/O)";
     /// `MSG_OOB`.
     Urgent = 24, "urgent data (MSG_OOB)";
     /// `sendmsg` with control data that TCP takes notice of.

@@ -14,8 +14,8 @@ const RETURNS: [(&str, &str); 10] = [
     ("repair", "the connection is frozen or restored (TCP_REPAIR)"),
     ("peek-offset", "looks from an offset (SO_PEEK_OFF)"),
     ("splice-in", "bytes are moved within the kernel (splice)"),
-    ("stdio-fdopen", "the C library reads it by itself (stdio)"),
-    ("stdio-dprintf", "the C library uses it by itself (stdio)"),
+    ("stdio-fdopen", "the C library reads it by itself (stdio, asynchronous I/O)"),
+    ("stdio-dprintf", "the C library or the kernel uses it by itself (stdio, asynchronous I/O)"),
     ("wait-out-of-sight-poll", "the program waits for it in a way the library does not see"),
 ];
 
