@@ -42,6 +42,7 @@ mod left;
 mod listing;
 mod muted;
 mod nested;
+mod outlived;
 mod sequence;
 mod shared;
 mod sight;
@@ -253,6 +254,8 @@ pub struct Set {
     bell_lock: Lock,
     inner: UnsafeCell<Inner>,
     next_free: AtomicPtr<Set>,
+    /// Its last number is closed, and calls go on that wait in it (`outlived.rs`): `epfd` is the library's own.
+    unnamed: AtomicBool,
     /// Not 0 once a one-shot item was added.
     oneshots: AtomicU32,
     /// How many items are muted.
@@ -337,6 +340,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             bell_lock: Lock::new(),
             inner: UnsafeCell::new(Inner::default()),
             next_free: AtomicPtr::new(core::ptr::null_mut()),
+            unnamed: AtomicBool::new(false),
             oneshots: AtomicU32::new(0),
             muted: AtomicU32::new(0),
             away: AtomicU32::new(0),
@@ -397,10 +401,13 @@ pub fn bell_of(epfd: c_int) -> Option<c_int> {
     (b != 0).then(|| bell::fd(b))
 }
 
-/// A number of a set is closed.
-pub fn number_closed(s: &'static Set, fd: c_int) {
+/// A number of a set is closed. `open`: the kernel has it still.
+pub fn number_closed(s: &'static Set, fd: c_int, open: bool) {
     if s.fds.fetch_sub(1, SeqCst) == 1 {
-        return closed(s);
+        if !(open && s.is_outlived(fd)) {
+            closed(s);
+        }
+        return;
     }
     if s.epfd.load(Relaxed) == fd {
         let other = (0..=table::highest()).find(|n| set_of(*n).is_some_and(|x| core::ptr::eq(x, s)));

@@ -236,7 +236,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
                 epoll::about_to_close(s);
             }
             table::take(fd);
-            epoll::number_closed(s, fd);
+            epoll::number_closed(s, fd, how != How::Stale);
             return kernel();
         }
         Entry::None => {

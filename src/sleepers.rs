@@ -21,9 +21,17 @@ pub struct Word {
     tid: AtomicU32,
     /// Where it sleeps, 0: nowhere.
     place: AtomicUsize,
+    /// Where it is in a call that may sleep there, 0: in none.
+    within: AtomicUsize,
 }
 
-static ALL: [Word; WORDS] = [const { Word { tid: AtomicU32::new(0), place: AtomicUsize::new(0) } }; WORDS];
+impl Word {
+    const fn new() -> Word {
+        Word { tid: AtomicU32::new(0), place: AtomicUsize::new(0), within: AtomicUsize::new(0) }
+    }
+}
+
+static ALL: [Word; WORDS] = [const { Word::new() }; WORDS];
 /// No word from this one on was ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Sleepers without a word.
@@ -44,6 +52,7 @@ pub fn init() {
     for w in &ALL[..USED.swap(0, Relaxed).min(WORDS)] {
         w.tid.store(0, Relaxed);
         w.place.store(0, Relaxed);
+        w.within.store(0, Relaxed);
     }
     MORE.store(0, Relaxed);
     me(|t| t.word.set(None));
@@ -64,6 +73,7 @@ fn take() -> Option<&'static Word> {
         (of == 0 || of == id || is_dead(of)) && w.tid.compare_exchange(of, id, AcqRel, Relaxed).is_ok()
     })?;
     ALL[mine].place.store(0, Relaxed);
+    ALL[mine].within.store(0, Relaxed);
     USED.fetch_max(mine + 1, SeqCst);
     me(|t| t.word.set(Some(&ALL[mine])));
     Some(&ALL[mine])
@@ -106,7 +116,27 @@ pub fn leave(word: Option<&Word>) {
     barrier();
 }
 
-/// From here on [`any`] sees every thread that did not see what the caller has made known before.
+/// The calling thread begins a call that may sleep at `place`, however often. It must look whether the place still is what it
+/// was after this, and call [`end`] with the result. Of a thread without a word nobody knows.
+#[inline]
+pub fn begin(place: usize) -> usize {
+    let few = || (USED.load(Relaxed) < WORDS).then(take).flatten();
+    let word = me(|t| t.word.get()).or_else(few);
+    let before = word.map_or(0, |w| w.within.load(Relaxed));
+    end(place);
+    before
+}
+
+/// The call is over; a handler's goes back to the one that it has interrupted. Must look for news of the place after this.
+#[inline]
+pub fn end(before: usize) {
+    if let Some(w) = me(|t| t.word.get()) {
+        w.within.store(before, Relaxed);
+    }
+    barrier();
+}
+
+/// From here on [`any`] and [`any_within`] see every thread that did not see what the caller has made known before.
 pub fn see_all() {
     fence(SeqCst);
     if REMOTE.load(Relaxed) && !membarrier(PRIVATE_EXPEDITED) {
@@ -115,6 +145,11 @@ pub fn see_all() {
         REMOTE.store(false, SeqCst);
         MORE.fetch_add(1, SeqCst);
     }
+}
+
+/// Whether a thread is in a call that may sleep at `place`.
+pub fn any_within(place: usize) -> bool {
+    ALL[..USED.load(SeqCst).min(WORDS)].iter().any(|w| w.within.load(SeqCst) == place)
 }
 
 /// Whether a thread may be asleep at `place`.

@@ -10,7 +10,7 @@ fn event(u64: u64) -> epoll_event {
 }
 
 fn end((s, epfd): (&'static Set, c_int)) {
-    number_closed(s, epfd);
+    number_closed(s, epfd, true);
     table::take(epfd);
     sys::close(epfd);
 }

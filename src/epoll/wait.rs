@@ -281,11 +281,11 @@ impl Set {
 
     /// Has the thread `sleep` as if nothing were managed. If that changes meanwhile, the thread counts at the bell.
     #[inline]
-    fn unaware(&self, since: Since, sleep: impl FnOnce(Sleep) -> SysResult) -> SysResult {
+    fn unaware(&'static self, since: Since, sleep: impl FnOnce(Sleep) -> SysResult) -> SysResult {
         chaos::stumble();
         let word = sleepers::enter(self.place());
         chaos::stumble();
-        let mut end = || {
+        let end = || {
             sleepers::leave(word);
             if self.managed.load(SeqCst) > 0 {
                 self.leave_late();
@@ -295,7 +295,11 @@ impl Set {
             end();
             return Ok(0);
         }
-        let r = sleep(Sleep { since, any: true, if_left: &mut end });
+        let mut if_left = || {
+            end();
+            self.leave_call(0);
+        };
+        let r = sleep(Sleep { since, any: true, if_left: &mut if_left });
         end();
         r
     }
@@ -313,7 +317,7 @@ impl Set {
     /// Not in line: it has much on its stack, which those who only look should not pay for.
     #[inline(never)]
     pub(super) fn wait(
-        &self,
+        &'static self,
         evs: *mut epoll_event,
         max: c_int,
         timeout_ns: i64,
@@ -329,7 +333,7 @@ impl Set {
 
     #[inline]
     fn wait_once(
-        &self,
+        &'static self,
         evs: *mut epoll_event,
         max: c_int,
         timeout_ns: i64,
@@ -362,7 +366,7 @@ impl Set {
     }
 
     fn await_events(
-        &self,
+        &'static self,
         evs: *mut epoll_event,
         max: c_int,
         timeout_ns: i64,
@@ -463,6 +467,7 @@ impl Set {
                     let mut end = || {
                         remotes.end();
                         bell::sleep_end(b);
+                        self.leave_call(0);
                     };
                     let how = Sleep { since, any: true, if_left: &mut end };
                     asleep = self.ask_kernel(evs, max, shortly(left()), mask, Some(how));
@@ -625,8 +630,11 @@ pub unsafe fn wait(epfd: c_int, evs: *mut epoll_event, max: c_int, timeout_ns: i
     };
     s.note_awaited();
     let since = signals::since(begun, mask);
-    match s.wait(evs, max, since.left(timeout_ns, spent), mask, since) {
-        Ok(n) => Outcome::Done(n),
-        Err(e) => Outcome::Fail(e),
+    let result = s.within(epfd, || s.wait(evs, max, since.left(timeout_ns, spent), mask, since));
+    match result {
+        Some(Ok(n)) => Outcome::Done(n),
+        Some(Err(e)) => Outcome::Fail(e),
+        // SAFETY: as for this one.
+        None => unsafe { wait(epfd, evs, max, timeout_ns, mask) },
     }
 }

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(ctl(ep, EPOLL_CTL_DEL, fd, 0), Outcome::Done(0));
         assert_eq!((listed(s), reported(ep)), (vec![], vec![]));
         end(conn, fd);
-        number_closed(s, ep);
+        number_closed(s, ep, true);
         table::take(ep);
         sys::close(ep);
     }
@@ -194,7 +194,7 @@ mod tests {
         let (conn, ours, _theirs) = fresh();
         let fd = ours.as_raw_fd();
         assert_eq!(ctl(ep, EPOLL_CTL_ADD, fd, 1), Outcome::Done(0));
-        number_closed(s, ep);
+        number_closed(s, ep, true);
         table::take(ep);
         sys::close(ep);
         let (s, ep) = set_for_tests();
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(ctl(ep, EPOLL_CTL_ADD, fd, 1), Outcome::Done(0));
         assert!(table::take_fresh(fd).is_some() && s.young.load(SeqCst) == 0);
         end(conn, fd);
-        number_closed(s, ep);
+        number_closed(s, ep, true);
         table::take(ep);
         sys::close(ep);
     }
@@ -269,7 +269,7 @@ mod tests {
             }
         });
         end(conn, fd);
-        number_closed(s, ep);
+        number_closed(s, ep, true);
         table::take(ep);
         sys::close(ep);
     }

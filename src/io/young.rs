@@ -314,7 +314,7 @@ mod tests {
             assert_eq!(crate::fds::shutdown(fd, libc::SHUT_WR), Outcome::Bypass);
             assert_ne!(image(c), new);
             assert!(table::take_fresh(fd).is_some());
-            crate::epoll::number_closed(set, ep);
+            crate::epoll::number_closed(set, ep, true);
             crate::table::take(ep);
             sys::close(ep);
             ours.set_nonblocking(false).unwrap();

@@ -4,9 +4,10 @@
 use super::basic::ms;
 use super::cx::{Cx, Op, Res, Why, IN, OUT};
 use super::procs::{child, reap};
+use super::waiting::{events, set};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{EAGAIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
+use libc::{EAGAIN, EPOLLIN, MSG_NOSIGNAL, MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RDWR};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
@@ -30,6 +31,8 @@ pub const CHECKS: &[Check] = &[
     ("close-with-bytes-unread-before-a-child-ends", before_a_child_ends),
     ("close-under-a-call-as-bytes-come", as_bytes_come),
     ("reuse-under-a-poll", reuse_under_a_poll),
+    ("close-set-under-a-wait", |cx| set_under_a_wait(cx, close_and_reuse)),
+    ("replace-set-under-a-wait", |cx| set_under_a_wait(cx, replace)),
     ("handler-closes-another-number", handler_closes),
 ];
 
@@ -115,12 +118,15 @@ fn sleeping<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Res
     let calls = [
         FUTEX_WAITV,
         libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
         libc::SYS_recvfrom,
         libc::SYS_recvmsg,
         libc::SYS_sendto,
         libc::SYS_sendmsg,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait,
         libc::SYS_ppoll,
     ];
     let mut asleep = 0;
@@ -377,4 +383,33 @@ fn handler_closes(cx: &mut Cx) -> Res {
     same!(sys::recv(d, &mut [0; 100], 0), Err(libc::EBADF), "a receive that is begun anew by a number that is closed");
     cx.tell(Op::Send, 50, 0, 0)?;
     cx.recv(50)
+}
+
+/// How many numbers of epoll sets there are.
+fn sets() -> Result<usize, Why> {
+    let dir = std::fs::read_dir("/proc/self/fd").map_err(|e| Why(e.to_string()))?;
+    let is_set = |e: &std::fs::DirEntry| {
+        std::fs::read_link(e.path()).is_ok_and(|to| to.to_string_lossy().ends_with("[eventpoll]"))
+    };
+    Ok(dir.flatten().filter(is_set).count())
+}
+
+/// The last number of an epoll set is closed, or replaced, while a thread waits in it: that is told what comes then.
+fn set_under_a_wait(cx: &mut Cx, close: fn(RawFd) -> Res) -> Res {
+    let before = sets()?;
+    for round in 0..3 {
+        let ep = set(cx, EPOLLIN)?;
+        let t = sleeping(move || sys::epoll_wait(ep, 8, 3000))?;
+        close(ep)?;
+        same!(sys::epoll_wait(ep, 8, 0), Err(libc::EINVAL), "a look at what has its number now");
+        let other = set(cx, EPOLLIN)?;
+        cx.tell(Op::Send, 100, 0, 0)?;
+        same!(join(t)?, Ok(vec![(EPOLLIN as u32, 7)]), "what the wait told of");
+        same!(events(other, 1000)?, EPOLLIN, "what another set tells of");
+        cx.recv(100)?;
+        sys::close(other)?;
+        sys::close(ep)?;
+        same!(sets()?, before, "sets that are open after round {round}");
+    }
+    cx.warm(20, 5)
 }
