@@ -324,6 +324,10 @@ pub unsafe fn submitted(n: c_long, list: *const *const c_void) {
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn unshare(flags: c_int) -> Outcome {
+    let flags = match flags & libc::CLONE_FILES != 0 && !retire::gives_own_table() {
+        true => flags & !libc::CLONE_FILES,
+        false => flags,
+    };
     const OF_ONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
     match raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0) {
         Fail(libc::EINVAL) if flags & OF_ONE != 0 && ops::leave_alone() => {

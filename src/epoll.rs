@@ -509,6 +509,15 @@ impl Set {
         }
     }
 
+    /// Nobody is to know the events of its bell any more.
+    pub fn retire(&self) {
+        let b = self.bell.load(Acquire);
+        if b != 0 {
+            let ev = epoll_event { events: 0, u64: 0 };
+            let _ = kernel_ctl(self.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, bell::fd(b), &ev);
+        }
+    }
+
     fn wake(&self) {
         let b = self.bell.load(Acquire);
         if b != 0 && (bell::asleep(b) || self.exposed.load(Relaxed)) {

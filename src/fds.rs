@@ -9,7 +9,7 @@ use crate::sys::{self, sys};
 use crate::table::{self, Before, Entry};
 use crate::{
     arena, bg, chaos, config, desk, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, rendezvous,
-    visit,
+    retire, visit,
 };
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, linger};
@@ -184,7 +184,16 @@ fn close_fresh(fd: c_int) -> Option<Outcome> {
 
 /// `close_range(2)`: spares the library's own fds.
 pub fn close_range(first: c_uint, last: c_uint, flags: c_int) -> Outcome {
+    const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
+    let mut flags = flags;
+    if flags & !(UNSHARE | CLOEXEC) == 0 && flags & UNSHARE != 0 && first <= last && !retire::gives_own_table() {
+        flags &= !UNSHARE;
+        if flags & CLOEXEC != 0 {
+            // SAFETY: plain numbers.
+            return Outcome::from(unsafe { sys!(libc::SYS_close_range, first, last, flags) });
+        }
+    }
     if !process::is_active() || process::is_guest() || flags & CLOEXEC != 0 || first > last {
         return Outcome::Bypass;
     }

@@ -6,11 +6,13 @@
 //! that stood before the program began, as in a container, is another matter: what it refuses leaves connections on TCP.
 //!
 //! So it is with a program of one thread that goes to namespaces of which the kernel wants to know that there is no other
-//! (`unshare(2)`, `setns(2)`).
+//! (`unshare(2)`, `setns(2)`), and with one of several threads of which one is to have a table of its own for its fds.
 
 use crate::log::{log, Level};
+use crate::sync::pause;
 use crate::sys::sys;
-use crate::{bg, copy, holders, process, table};
+use crate::table::{self, Entry};
+use crate::{bg, copy, holders, process};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::c_int;
 
@@ -87,6 +89,24 @@ pub fn leave_alone() -> bool {
     true
 }
 
+/// A thread is about to have a table of its own for its fds. What the library knows of numbers is the process's, and its own
+/// threads are to have the table of the program's: so it retires. False: the program has one thread, which can tell by
+/// nothing whether it has a table of its own, and keeps this one.
+pub fn gives_own_table() -> bool {
+    const PAUSE_NS: i64 = 1_000_000;
+    const MOST: u32 = 10_000;
+    if !process::is_active() || process::is_guest() {
+        return true;
+    }
+    if !process::has_threads() {
+        return false;
+    }
+    retire_for("gives a thread fds of its own");
+    // Another thread may be at it. (Not for ever: this may be a handler that has interrupted that.)
+    (0..MOST).take_while(|_| RETIRING.load(SeqCst) && !is_retired()).for_each(|_| pause(PAUSE_NS));
+    true
+}
+
 fn retire_for(what: &str) {
     if !process::is_active() || process::is_guest() || RETIRING.swap(true, SeqCst) {
         return;
@@ -105,6 +125,8 @@ fn retire_for(what: &str) {
     process::rest();
     RETIRED.store(true, SeqCst);
     for fd in 0..=table::highest() {
-        table::take(fd);
+        if let Entry::Set(s) = table::take(fd) {
+            s.retire();
+        }
     }
 }

@@ -251,8 +251,8 @@ why! {
     Repair = 33, "the connection is frozen or restored (TCP_REPAIR)";
     /// `splice`.
     Spliced = 34, "bytes are moved within the kernel (splice)";
-    /// `io_uring_setup`, `dlmopen`, or a filter of system calls.
-    Confined = 35, "the program uses io_uring or a second C library, or confines its system calls";
+    /// `io_uring_setup`, `dlmopen`, a filter of system calls, or threads that do not share their fds.
+    Confined = 35, "the program uses io_uring or a second C library, confines its system calls, or gives a thread fds of its own";
     /// The peer began the return.
     PeerLeft = 36, "the other end took it back to TCP";
     /// A process that it belonged to is gone.

@@ -2,6 +2,7 @@
 //!
 //! Every check has a process of its own, and ten seconds. It first warms its connection up.
 
+mod apart;
 mod asks;
 mod badmem;
 mod basic;
@@ -64,6 +65,7 @@ fn all() -> Vec<Check> {
         looks::CHECKS,
         cancel::CHECKS,
         threads::CHECKS,
+        apart::CHECKS,
         closing::CHECKS,
         pool::CHECKS,
         procs::CHECKS,
