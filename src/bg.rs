@@ -283,6 +283,8 @@ struct Bg {
     rests: Vec<remains::Rest>,
     /// Where they come, or -1.
     home: c_int,
+    /// The network namespace in which this thread looks for peers, if the kernel tells.
+    network: Option<u64>,
     /// Programs that ask for connections that they have inherited over `exec`, and what they wait for.
     guests: HashMap<c_int, guests::Guest>,
 }
@@ -301,6 +303,7 @@ impl Bg {
         let left = unsafe { LEFT.swap(core::ptr::null_mut(), SeqCst).as_mut().map(|bg| Box::from_raw(bg)) };
         let mut bg = left.unwrap_or_else(|| Box::new(Bg::with(epfd, desk_epfd)));
         (bg.epfd, bg.desk_epfd) = (epfd, desk_epfd);
+        bg.network = rv::own_network();
         let home = || rv::listen_at(&crate::foreign::home_of(crate::process::pid()));
         bg.home = watched(desk_epfd, token::GUEST, libc::EPOLLIN, home).unwrap_or(-1);
         bell::provide();
@@ -349,6 +352,7 @@ impl Bg {
             held_links: Vec::new(),
             rests: Vec::new(),
             home: -1,
+            network: None,
             guests: HashMap::new(),
         }
     }

@@ -329,12 +329,21 @@ pub unsafe fn unshare(flags: c_int) -> Outcome {
         false => flags,
     };
     const OF_ONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
-    match raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0) {
+    let done = match raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0) {
         Fail(libc::EINVAL) if flags & OF_ONE != 0 && ops::leave_alone() => {
             raw(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0)
         }
         o => o,
+    };
+    moved(flags, done)
+}
+
+/// A call that takes the thread to namespaces of these kinds, or others, is done.
+fn moved(kinds: c_int, done: Outcome) -> Outcome {
+    if kinds & libc::CLONE_NEWNET != 0 && matches!(done, Done(_)) {
+        process::left_network();
     }
+    done
 }
 
 /// `setns(2)`.
@@ -342,13 +351,15 @@ pub unsafe fn unshare(flags: c_int) -> Outcome {
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn setns(fd: c_int, kind: c_int) -> Outcome {
-    match raw(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) {
+    let done = match raw(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) {
         // (The second of time namespaces.)
         Fail(libc::EINVAL | libc::EUSERS) if ops::leave_alone() => {
             raw(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0)
         }
         o => o,
-    }
+    };
+    // 0: of whatever kind it is.
+    moved(if kind == 0 { libc::CLONE_NEWNET } else { kind }, done)
 }
 
 /// Tells the core about file descriptors that came with a message of another (Unix) socket.

@@ -105,6 +105,22 @@ fn come_home() {
     }
 }
 
+/// A thread of the program has gone to another network namespace since the library looks for peers.
+static LEFT_NETWORK: AtomicBool = AtomicBool::new(false);
+
+/// A thread of the program is in another network namespace now.
+pub fn left_network() {
+    // (A background thread that begins later is where the thread is that begins it.)
+    if has_threads() || bg::is_there() {
+        LEFT_NETWORK.store(true, SeqCst);
+    }
+}
+
+/// Whether a socket may be of another network namespace than the background thread, where the kernel does not tell.
+pub fn has_left_network() -> bool {
+    LEFT_NETWORK.load(SeqCst)
+}
+
 /// Whether the library is at work in this process.
 #[inline]
 pub fn is_active() -> bool {

@@ -41,6 +41,26 @@ pub fn ends(fd: c_int) -> Option<[([u8; 16], u16); 2]> {
     Some([name_of(fd, libc::SYS_getsockname)?, name_of(fd, libc::SYS_getpeername)?])
 }
 
+/// The network namespace of a socket, as the kernel counts them: a name made of addresses says who is meant only within one.
+/// `None`: the kernel does not tell (before Linux 5.14).
+pub fn network_of(fd: c_int) -> Option<u64> {
+    const SO_NETNS_COOKIE: c_int = 71;
+    let (mut cookie, mut len) = (0u64, size_of::<u64>() as socklen_t);
+    // SAFETY: `cookie` and `len` are writable.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie, &mut len) }.ok()?;
+    Some(cookie)
+}
+
+/// That in which rendezvous sockets are made. To be called by whoever makes them: each thread may be in one of its own.
+pub fn own_network() -> Option<u64> {
+    desk::run(|| {
+        let fd = socket_of(libc::SOCK_DGRAM).ok()?;
+        let network = network_of(fd);
+        sys::close(fd);
+        network
+    })
+}
+
 /// Whether a socket is that of a connection, be it one that is over: of such a one the kernel has no names any more.
 pub fn is_or_was_one(fd: c_int) -> bool {
     let was = || sys::is_tcp_closed(fd) && tcp_counts(fd).is_some_and(|(acked, received, _)| acked + received > 0);

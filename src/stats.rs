@@ -14,7 +14,7 @@ pub const MEMFD_NAME: &str = "ringsock-state";
 /// First word of the memfd.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ringstat");
 /// Layout version; a reader refuses any other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Offset of the first [`ConnStats`] in the memfd, in bytes.
 pub const CONNS_OFFSET: usize = 4096;
 
@@ -263,6 +263,8 @@ why! {
     Unused = 39, "its link was hardly used, and ends";
     /// `RINGSOCK_CHAOS`.
     Chaos = 40, "a random move (RINGSOCK_CHAOS)";
+    /// A socket from elsewhere.
+    Network = 41, "its socket is of another network namespace than the one in which peers are looked for";
     /// No RDMA device.
     NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
     /// No way by RDMA.

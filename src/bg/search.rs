@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::desk::Lent;
+use crate::process;
 
 impl Bg {
     pub(super) fn look(&mut self, conn: &'static Conn) {
@@ -25,15 +26,22 @@ impl Bg {
                 conn.why(Why::Shared);
                 return;
             }
-            rv::ends(conn.local().fd.load(Relaxed))
+            let fd = conn.local().fd.load(Relaxed);
+            rv::ends(fd).map(|ends| (ends, rv::network_of(fd)))
         };
-        let Some(ends) = ends else { return };
+        let Some((ends, network)) = ends else { return };
+        let elsewhere = match (network, self.network) {
+            (Some(its), Some(ours)) => its != ours,
+            _ => process::has_left_network(),
+        };
         let s = conn.stats();
         ends.iter().zip([&s.local, &s.peer]).for_each(|(end, to)| to.note(end));
         let c = config::get();
         let local = ends[0].0 == ends[1].0 || rv::is_local(&ends[1]);
         let verbs = !(local && c.links.shm);
-        let why = if !rules::allows(&rv::socket_addr(&ends[0]), &rv::socket_addr(&ends[1])) {
+        let why = if elsewhere {
+            Why::Network
+        } else if !rules::allows(&rv::socket_addr(&ends[0]), &rv::socket_addr(&ends[1])) {
             Why::Rules
         } else if !verbs {
             Why::None

@@ -532,6 +532,13 @@ pub fn connect_to_host(fd: RawFd, host: IpAddr, port: u16) -> R<()> {
     int(unsafe { libc::connect(fd, &a as *const _ as *const libc::sockaddr, len) }).map(|_| ())
 }
 
+/// `bind(2)` to a port of a host.
+pub fn bind_to_host(fd: RawFd, host: IpAddr, port: u16) -> R<()> {
+    let (a, len) = sockaddr(host, port);
+    // SAFETY: an address of the length that is given.
+    int(unsafe { libc::bind(fd, &a as *const _ as *const libc::sockaddr, len) }).map(|_| ())
+}
+
 /// A listener on [`host`] (`port` 0: any): (fd, port).
 pub fn listen(port: u16, backlog: c_int) -> R<(RawFd, u16)> {
     listen_at(host(), port, backlog)

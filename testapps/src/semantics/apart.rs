@@ -1,11 +1,13 @@
-//! Threads that share less with each other than threads do: their table of file descriptors.
+//! Threads that share less with each other than threads do: their table of file descriptors, or the network.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{untried, Cx, Op, Res, Why};
 use super::procs::{child, reap};
 use super::Check;
 use crate::{ensure, same, sys, util};
 use libc::{c_int, POLLIN};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
+use std::sync::{Arc, Barrier};
 use std::thread::spawn;
 
 /// The checks of this file.
@@ -13,6 +15,7 @@ pub const CHECKS: &[Check] = &[
     ("own-files-of-a-thread", |cx| own_files(cx, unshare_and_close)),
     ("own-files-by-close-range", |cx| own_files(cx, close_range)),
     ("own-files-of-a-program-of-one-thread", files_alone),
+    ("own-networks-of-threads", networks),
 ];
 
 const CLOSE_RANGE_UNSHARE: c_int = 2;
@@ -104,4 +107,52 @@ fn files_alone(_: &mut Cx) -> Res {
         close_range(sys::dup(0)?)?;
         round()
     })?)
+}
+
+/// `lo` is up in the network of this thread.
+fn open_network() -> Res {
+    // SAFETY: plain data.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[..2].copy_from_slice(&[b'l' as _, b'o' as _]);
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as i16;
+    let fd = sys::tcp_socket()?;
+    // SAFETY: the request is what the call takes.
+    same!(unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS as _, &request) }, 0, "SIOCSIFFLAGS");
+    Ok(sys::close(fd)?)
+}
+
+/// Connections with the same addresses and ports, in networks of threads' own.
+fn networks(cx: &mut Cx) -> Res {
+    const THREADS: u8 = 3;
+    const PORT: u16 = 23901;
+    const LO: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let here = Arc::new(Barrier::new(THREADS.into()));
+    let threads: Vec<_> = (1..=THREADS)
+        .map(|tag| {
+            let here = here.clone();
+            spawn(move || {
+                // SAFETY: no pointers.
+                let may = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+                here.wait();
+                if !may {
+                    return untried("the user may not make networks");
+                }
+                open_network()?;
+                for i in 0..5 {
+                    let (l, port) = sys::listen_at(LO, PORT, 1)?;
+                    let ours = sys::tcp_socket_for(LO)?;
+                    sys::bind_to_host(ours, LO, PORT + 1 + i)?;
+                    sys::connect_to_host(ours, LO, port)?;
+                    let theirs = sys::accept(l, 0)?;
+                    talk(ours, theirs, tag)?;
+                    [ours, theirs, l].into_iter().try_for_each(sys::close)?;
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    for t in threads {
+        t.join().map_err(|_| Why("a thread panicked".into()))??;
+    }
+    cx.warm(20, 0)
 }
