@@ -24,6 +24,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub mod guests;
 mod held;
 mod idle;
+pub mod last;
 mod life;
 mod search;
 mod sight;
@@ -149,6 +150,7 @@ pub fn channels_place() -> (c_int, u64) {
 /// In a forked child: the thread is not here, and what was in its inbox was the parent's.
 pub fn reset_after_fork() {
     life::reset_after_fork();
+    last::reset_after_fork();
     INBOX.store(core::ptr::null_mut(), Relaxed);
     SEND_BELLS.store(false, Relaxed);
     PROVIDE_BELLS.store(false, Relaxed);
@@ -453,6 +455,7 @@ impl Bg {
         }
         at = self.rests.iter().fold(at, |at, r| at.min(r.due()));
         at = at.min(self.unread_at()).min(self.rdma.due()).min(self.census.due()).min(self.guests_at());
+        at = at.min(last::due());
         for (_, d) in &self.dead {
             // One that is overdue waits for the program to close its connections.
             at = at.min((*d).max(now_ns() + 500 * MS));
@@ -671,6 +674,7 @@ impl Bg {
 
     fn timers(&mut self) {
         let now = now_ns();
+        last::look(now);
         self.census.go_on(now);
         let due: Vec<End> = self.looks.iter().filter(|(_, l)| l.at <= now).map(|(t, _)| *t).collect();
         for t in due {

@@ -177,6 +177,7 @@ pub fn init() {
         table::init();
         make_home();
         crate::sleepers::init();
+        bg::last::init();
         READY.store(true, Release);
         if c.links.shm || c.links.verbs {
             crate::foreign::init();

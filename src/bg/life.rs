@@ -30,6 +30,8 @@ static BEARS: AtomicBool = AtomicBool::new(false);
 const REST_AFTER_NS: i64 = 50 * MS;
 /// ... so many times.
 const REST_DOUBLINGS: u32 = 9;
+/// What a thread of the library's has for a stack.
+const STACK_BYTES: usize = 512 << 10;
 /// How long a call that starts the thread waits until it has begun.
 const START_NS: i64 = 100 * MS;
 
@@ -41,6 +43,11 @@ pub fn is_there() -> bool {
 /// Whether there is the thread, and beside it, its clerk and the caller no other.
 pub fn is_only_other() -> bool {
     TID.load(SeqCst) != 0 && threads() == 2 + u64::from(desk::has_clerk())
+}
+
+/// Whether there are, beside the main thread, only it, which calls this, and its clerk.
+pub(super) fn is_all_but_main() -> bool {
+    threads() == 2 + u64::from(desk::has_clerk())
 }
 
 /// Whether a thread is it, or its clerk.
@@ -95,7 +102,7 @@ pub(super) fn start() {
     if STATE.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
         return;
     }
-    if !spawn(main) {
+    if !spawn(main, STACK_BYTES) {
         failed();
     } else {
         // What it does first may need a low number for a moment. That is over before the program goes on, if only the
@@ -113,7 +120,8 @@ fn failed() {
     futex_wake(&STATE, i32::MAX);
 }
 
-fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
+/// Starts a thread; with a stack of 0 bytes: of the usual size.
+pub(super) fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void, stack: usize) -> bool {
     // The program's signals are not for this thread. Two are libc's own (32 and 33): `setuid` and its kin wait until
     // every thread has answered them.
     let all = !(0b11u64 << 31);
@@ -125,7 +133,9 @@ fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
         let mut attr: libc::pthread_attr_t = core::mem::zeroed();
         let mut t: libc::pthread_t = core::mem::zeroed();
         libc::pthread_attr_init(&mut attr);
-        libc::pthread_attr_setstacksize(&mut attr, 512 << 10);
+        if stack > 0 {
+            libc::pthread_attr_setstacksize(&mut attr, stack);
+        }
         libc::pthread_attr_setdetachstate(&mut attr, libc::PTHREAD_CREATE_DETACHED);
         let r = libc::pthread_create(&mut t, &attr, main, core::ptr::null_mut());
         libc::pthread_attr_destroy(&mut attr);
@@ -148,7 +158,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
         let _ = futex_wait(&LEAVES, 1, START_NS);
     }
     TID.store(crate::thread::tid(), SeqCst);
-    desk::open(|| spawn(clerk));
+    desk::open(|| spawn(clerk, STACK_BYTES));
     if let Some(mut bg) = bell::page_fd().and_then(|_| Bg::new()) {
         STATE.store(2, Release);
         futex_wake(&STATE, i32::MAX);

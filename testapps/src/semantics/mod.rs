@@ -25,6 +25,7 @@ mod heirs;
 mod images;
 mod jumps;
 mod looks;
+mod mains;
 mod partial;
 mod polling;
 mod pool;
@@ -66,6 +67,7 @@ fn all() -> Vec<Check> {
         cancel::CHECKS,
         threads::CHECKS,
         apart::CHECKS,
+        mains::CHECKS,
         closing::CHECKS,
         pool::CHECKS,
         procs::CHECKS,
