@@ -16,7 +16,9 @@ use crate::stats::Why;
 use crate::switch::RxPath;
 use crate::sync::{full_fence, futex_wait, futex_wake, now_ns};
 use crate::sys::{self, sys, SysResult};
-use crate::{arena, bell, chaos, config, desk, epoll, fdhigh, fds, options, order, pump, remains, rules, table, visit};
+use crate::{
+    arena, bell, chaos, config, desk, epoll, fdhigh, fds, limits, options, order, pump, remains, rules, table, visit,
+};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use libc::{c_int, c_void, epoll_event};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -35,7 +37,7 @@ mod upgrade;
 mod uring;
 mod verbs;
 
-pub use life::{bear, end, entries, is_only_other, is_there};
+pub use life::{bear, end, entries, is_only_other, is_there, mapped};
 use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
 
@@ -103,6 +105,9 @@ pub fn submit(c: &Conn) {
         bell::ring(0);
     } else {
         start();
+        if life::is_impossible() && c.phase() == Phase::Raw {
+            c.why(Why::Resources);
+        }
     }
 }
 

@@ -12,7 +12,7 @@
 
 use crate::ops::{self, total, Outcome};
 use crate::sys::syscall6;
-use crate::{copy, fault, process, retire, table, uring};
+use crate::{copy, fault, limits, process, retire, table, uring};
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -695,6 +695,9 @@ calls! { a b c d e f :
     SYS_seccomp => { if retire::confines(a as c_uint, b, c) { ops::confining() }; Bypass };
     SYS_prctl => { if retire::confines_by_prctl(a as c_int, b, c) { ops::confining() }; Bypass };
     SYS_io_submit => { submitted(b as _, c as _); Bypass };
+    SYS_prlimit64 => limits::prlimit(a as _, b as _, c as _, d as _);
+    SYS_setrlimit => limits::prlimit(0, a as _, b as _, ptr::null_mut());
+    SYS_getrlimit => limits::prlimit(0, a as _, ptr::null(), b as _);
     SYS_unshare => unshare(a as _);
     SYS_setns => setns(a as _, b as _);
     SYS_io_uring_setup => uring::setup(b, || raw_fd(libc::SYS_io_uring_setup, a, b, 0, 0, 0, 0));

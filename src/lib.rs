@@ -22,6 +22,7 @@ pub mod holders;
 pub mod io;
 pub mod kept;
 pub mod layout;
+pub mod limits;
 pub mod link;
 pub mod liveness;
 pub mod log;

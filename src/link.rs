@@ -475,7 +475,7 @@ pub fn has_address_space() -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let fits = shm::is_little(2 * SEG_BYTES);
     if !fits && !TOLD.swap(true, Relaxed) {
-        log(Level::Warn, format_args!("RLIMIT_AS leaves no room for a link (512 MiB): connections stay on TCP"));
+        log(Level::Info, format_args!("RLIMIT_AS leaves no room for a link (512 MiB): connections stay on TCP"));
     }
     fits
 }

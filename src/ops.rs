@@ -3,7 +3,9 @@
 
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
-use crate::{bg, copy, epoll, fds, foreign, io, options, poll, process, retire, signals, streams, table, transfer};
+use crate::{
+    bg, copy, epoll, fds, foreign, io, limits, options, poll, process, retire, signals, streams, table, transfer,
+};
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
 };
@@ -87,6 +89,7 @@ pub unsafe fn exec_prepare(path: *const c_char, envp: *const *const c_char) {
         // SAFETY: the caller's promise.
         unsafe { foreign::prepare(path, envp) };
     }
+    limits::before_exec();
 }
 
 /// Where a program is that is searched for by this name; null where that is not known. The path may be in `place`.
@@ -141,6 +144,7 @@ pub unsafe fn spawned(child: c_int) {
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn exec_failed() {
+    limits::exec_failed();
     process::exec_failed();
 }
 

@@ -6,8 +6,8 @@ use crate::stats::Why;
 use crate::sync::now_ns;
 use crate::sys::{self, sys};
 use crate::{
-    arena, bell, bg, config, desk, early, epoll, fdhigh, forking, holders, link, provider, pump, remains, report, shm,
-    table, visit,
+    arena, bell, bg, config, desk, early, epoll, fdhigh, forking, holders, limits, link, provider, pump, remains,
+    report, shm, table, visit,
 };
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
@@ -178,6 +178,7 @@ pub fn init() {
         make_home();
         crate::sleepers::init();
         bg::last::init();
+        limits::init();
         READY.store(true, Release);
         if c.links.shm || c.links.verbs {
             crate::foreign::init();

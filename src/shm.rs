@@ -3,6 +3,7 @@
 use crate::signals::Blocked;
 use crate::sys::{sys, Errno, SysResult};
 use crate::textfile::TextFile;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use libc::c_int;
 
 const F_ADD_SEALS: c_int = 1033;
@@ -21,12 +22,21 @@ pub struct Map {
     pub len: usize,
 }
 
+/// How many bytes are mapped.
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// How many bytes of addresses the library has mapped in this process.
+pub fn mapped() -> u64 {
+    MAPPED.load(Relaxed)
+}
+
 /// A page-aligned length is mapped; anything else is a bug of the caller.
 fn mmap(len: usize, prot: c_int, flags: c_int, fd: c_int) -> SysResult<Map> {
     // In a program that has called `mlockall` the kernel makes every page of a new mapping exist, unless it may not be
     // touched, and most of ours are sparse.
     // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
     let base = unsafe { sys!(libc::SYS_mmap, 0, len, libc::PROT_NONE, flags, fd as isize, 0) }?;
+    MAPPED.fetch_add(len as u64, Relaxed);
     let map = Map { base: base as *mut u8, len };
     // SAFETY: nobody has seen the mapping.
     let usable = unsafe { sys!(libc::SYS_munlock, base, len).and_then(|_| sys!(libc::SYS_mprotect, base, len, prot)) };
@@ -80,7 +90,9 @@ pub fn anon_private(len: usize) -> SysResult<Map> {
 pub unsafe fn unmap(m: Map) {
     if !m.base.is_null() {
         // SAFETY: the caller's promise.
-        let _ = unsafe { sys!(libc::SYS_munmap, m.base, m.len) };
+        if unsafe { sys!(libc::SYS_munmap, m.base, m.len) }.is_ok() {
+            MAPPED.fetch_sub(m.len as u64, Relaxed);
+        }
     }
 }
 

@@ -215,8 +215,8 @@ why! {
     Unseen = 11, "the program waits for it in a way the library does not see";
     /// Several processes hold the socket.
     Shared = 12, "several processes hold the socket";
-    /// Out of memory, fds or slots.
-    Resources = 13, "no memory, fds or slots for a ring";
+    /// Out of memory, addresses, fds, slots or threads.
+    Resources = 13, "no memory, addresses, fds, slots or thread for a ring";
     /// Half closed.
     HalfClosed = 14, "half closed before it could move";
     /// A socket feature that rings lack, found in use.

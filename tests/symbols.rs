@@ -28,7 +28,7 @@ const INTERPOSED: &str = "
     dprintf __dprintf_chk vdprintf __vdprintf_chk aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64 io_submit
 
     posix_spawn posix_spawnp posix_spawn_file_actions_init posix_spawn_file_actions_adddup2
-    syscall prctl unshare setns daemon dlopen dlmopen dlsym fork _Fork vfork __vfork clone __clone execve execv execvp execvpe execl execlp execle fexecve execveat
+    syscall prctl unshare setns setrlimit setrlimit64 getrlimit getrlimit64 prlimit prlimit64 daemon dlopen dlmopen dlsym fork _Fork vfork __vfork clone __clone execve execv execvp execvpe execl execlp execle fexecve execveat
     _exit _Exit quick_exit
 ";
 

@@ -1,8 +1,10 @@
 //! Processes, and `syscall()`.
 
 use core::arch::naked_asm;
-use libc::{c_char, c_int, c_long, c_ulong, pid_t};
+use core::ptr::{null, null_mut};
+use libc::{c_char, c_int, c_long, c_uint, c_ulong, pid_t, rlimit};
 use ringsock_core::dispatch;
+use ringsock_core::limits;
 use ringsock_core::ops::{self, Outcome};
 use ringsock_core::process::GUESTS;
 use ringsock_core::retire;
@@ -297,6 +299,21 @@ hook! {
 
 hook! { fn unshare(flags: c_int) -> c_int = dispatch::unshare(flags) }
 hook! { fn setns(fd: c_int, kind: c_int) -> c_int = dispatch::setns(fd, kind) }
+
+// --------------------------------------------------------------------- limits
+
+hook! { fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int = limits::prlimit(0, resource, new, null_mut()) }
+hook! { fn setrlimit64(resource: c_uint, new: *const rlimit) -> c_int = limits::prlimit(0, resource, new, null_mut()) }
+hook! { fn getrlimit(resource: c_uint, old: *mut rlimit) -> c_int = limits::prlimit(0, resource, null(), old) }
+hook! { fn getrlimit64(resource: c_uint, old: *mut rlimit) -> c_int = limits::prlimit(0, resource, null(), old) }
+hook! {
+    fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int
+        = limits::prlimit(pid, resource, new, old)
+}
+hook! {
+    fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int
+        = limits::prlimit(pid, resource, new, old)
+}
 
 // ------------------------------------------------------------ vfork and clone
 

@@ -370,7 +370,9 @@ table! {
     dlopen or no_library,
     // process.rs
     posix_spawn, posix_spawnp, posix_spawn_file_actions_init, posix_spawn_file_actions_adddup2,
-    syscall, prctl, unshare, setns, daemon, dlmopen, fork, _Fork or libc::fork, vfork, clone, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
+    syscall, prctl, unshare, setns,
+    setrlimit, setrlimit64, getrlimit, getrlimit64, prlimit, prlimit64,
+    daemon, dlmopen, fork, _Fork or libc::fork, vfork, clone, execve, execv, execvp, execvpe, fexecve, execveat or raw_execveat,
     _exit or raw_exit, _Exit or raw_exit, quick_exit or raw_exit,
 }
 

@@ -23,6 +23,8 @@ static LEAVES: AtomicU32 = AtomicU32::new(0);
 pub(super) static LEFT: AtomicPtr<Bg> = AtomicPtr::new(core::ptr::null_mut());
 /// How often one has gone.
 static RESTS: AtomicU32 = AtomicU32::new(0);
+/// There ever was one, here or in the process that this is a copy of.
+static STARTED: AtomicBool = AtomicBool::new(false);
 /// The process has had children: programs that they become ask a thread of ours for what they have inherited.
 static BEARS: AtomicBool = AtomicBool::new(false);
 
@@ -40,6 +42,11 @@ pub fn is_there() -> bool {
     STATE.load(Relaxed) == 2
 }
 
+/// Whether there can be no such thread.
+pub(super) fn is_impossible() -> bool {
+    STATE.load(SeqCst) == 3 && !END.load(SeqCst)
+}
+
 /// Whether there is the thread, and beside it, its clerk and the caller no other.
 pub fn is_only_other() -> bool {
     TID.load(SeqCst) != 0 && threads() == 2 + u64::from(desk::has_clerk())
@@ -53,6 +60,17 @@ pub(super) fn is_all_but_main() -> bool {
 /// Whether a thread is it, or its clerk.
 pub(super) fn is_ours(tid: u32) -> bool {
     tid == TID.load(SeqCst) || desk::is_clerk(tid)
+}
+
+/// How many bytes of addresses the library's threads take, or have left: their stacks, and what libc's `malloc` reserves for a
+/// second thread (`HEAP_MAX_SIZE`).
+pub fn mapped() -> u64 {
+    const RESERVED: u64 = 64 << 20;
+    if STARTED.load(Relaxed) {
+        RESERVED + 2 * STACK_BYTES as u64
+    } else {
+        0
+    }
 }
 
 /// How many threads the process has; 0: that is not known.
@@ -103,7 +121,9 @@ pub(super) fn start() {
         return;
     }
     if !spawn(main, STACK_BYTES) {
-        failed();
+        // What the program has chosen is no fault of an operator's.
+        let own = limits::has_set_threads();
+        failed(if own { Level::Info } else { Level::Warn }, if own { " (RLIMIT_NPROC)" } else { "" });
     } else {
         // What it does first may need a low number for a moment. That is over before the program goes on, if only the
         // thread that is here counts on numbers. (What others hold may keep it up; so not for long.)
@@ -114,8 +134,8 @@ pub(super) fn start() {
     }
 }
 
-fn failed() {
-    log(Level::Warn, format_args!("cannot start the background thread: connections stay on TCP"));
+fn failed(level: Level, why: &str) {
+    log(level, format_args!("cannot start the background thread{why}: connections stay on TCP"));
     STATE.store(3, Release);
     futex_wake(&STATE, i32::MAX);
 }
@@ -158,6 +178,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
         let _ = futex_wait(&LEAVES, 1, START_NS);
     }
     TID.store(crate::thread::tid(), SeqCst);
+    STARTED.store(true, Relaxed);
     desk::open(|| spawn(clerk, STACK_BYTES));
     if let Some(mut bg) = bell::page_fd().and_then(|_| Bg::new()) {
         STATE.store(2, Release);
@@ -170,7 +191,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
             STATE.store(3, Release);
         }
     } else {
-        failed();
+        failed(Level::Warn, "");
     }
     desk::close();
     LEAVES.store(0, SeqCst);

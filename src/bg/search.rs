@@ -256,6 +256,8 @@ impl Bg {
         if look.conn.gen.load(Relaxed) != look.gen {
             return;
         }
+        // Who has no room for a link hangs up at either end.
+        let why = if why == Why::NoPeer && !link::has_address_space() { Why::Resources } else { why };
         look.conn.why(why);
         told(end.0, why.text());
         if look.verbs && matches!(why, Why::NoPeer | Why::NoWay) && self.rdma_again(look.conn, why) {

@@ -24,6 +24,7 @@ mod handlers;
 mod heirs;
 mod images;
 mod jumps;
+mod limits;
 mod looks;
 mod mains;
 mod partial;
@@ -82,6 +83,7 @@ fn all() -> Vec<Check> {
         corks::CHECKS,
         counted::CHECKS,
         environs::CHECKS,
+        limits::CHECKS,
         unread::CHECKS,
         returns::CHECKS,
         sequence::CHECKS,
