@@ -187,7 +187,7 @@ pub fn allocate(fd: c_int, offset: usize, len: usize) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+    use std::sync::atomic::{AtomicBool, AtomicU32};
 
     static CAME: AtomicU32 = AtomicU32::new(0);
 
