@@ -117,10 +117,10 @@ pub fn is_word(at: *const u64) -> bool {
 
 #[cold]
 fn is_half_word(at: *const u32) -> bool {
-    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: reads the number there, if it can; whatever it is, the wait is over at once.
-    unsafe { sys!(libc::SYS_futex, at, wait, 0, &raw const now) != Err(libc::EFAULT) }
+    let (nobody, other) = (0, 0u32);
+    let move_waiters = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: reads the number there, if it can; whatever it is, nobody is woken or moved.
+    unsafe { sys!(libc::SYS_futex, at, move_waiters, nobody, nobody, &raw const other, 0) != Err(libc::EFAULT) }
 }
 
 /// Writes to a place that the program names.

@@ -526,6 +526,9 @@ impl Set {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         for _ in 0..MOST {
+            if n == max {
+                break;
+            }
             let moves = self.moves();
             self.look_at_kernel();
             let mut full = false;
@@ -539,7 +542,7 @@ impl Set {
                 full |= more == room;
                 n = unite(evs, n, n + more, |_| true);
             }
-            if n == max || !full && self.moves.load(SeqCst) == moves {
+            if !full && self.moves.load(SeqCst) == moves {
                 break;
             }
         }
