@@ -42,6 +42,7 @@ pub mod rendezvous;
 pub mod report;
 pub mod retire;
 pub mod ring;
+pub mod room;
 pub mod rules;
 pub mod select;
 pub mod shm;

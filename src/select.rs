@@ -8,13 +8,14 @@
 use crate::copy;
 use crate::dispatch::now_ns;
 use crate::ops::{self, Outcome};
+use crate::room::{self, Room};
 use crate::sys::sys;
 use core::mem::{size_of, MaybeUninit};
 use libc::{c_int, fd_set, pollfd, sigset_t};
 
 /// Bits in a word of an `fd_set`; the kernel reads and writes whole words.
 const WORD: usize = usize::BITS as usize;
-/// What an `fd_set` of libc holds; a program with more descriptors allocates its own sets.
+/// So many fds are listed on the program's stack, which may be a small one.
 const SMALL: usize = 128;
 
 // What the kernel asks of a file for each set, and takes for an answer. Only
@@ -144,21 +145,26 @@ pub unsafe fn any(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, ours
     found
 }
 
-/// Memory for the array: the caller's, or pages of its own.
+/// Memory for the array: the caller's, some that is kept for such calls, or pages of its own.
 struct Array {
     at: *mut pollfd,
+    _room: Option<Room>,
     mapped: usize,
 }
 
 impl Array {
     unsafe fn new(small: &mut [MaybeUninit<pollfd>], n: usize) -> Option<Array> {
         if n <= small.len() {
-            return Some(Array { at: small.as_mut_ptr().cast(), mapped: 0 });
+            return Some(Array { at: small.as_mut_ptr().cast(), _room: None, mapped: 0 });
         }
         let bytes = n * size_of::<pollfd>();
+        if bytes <= room::BYTES {
+            let room = Room::take()?;
+            return Some(Array { at: room.at().cast(), _room: Some(room), mapped: 0 });
+        }
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let at = sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0).ok()?;
-        Some(Array { at: at as *mut pollfd, mapped: bytes })
+        Some(Array { at: at as *mut pollfd, _room: None, mapped: bytes })
     }
 }
 

@@ -3,30 +3,21 @@
 use crate::conn::{Conn, Phase, END_EOF};
 use crate::io;
 use crate::ops::Outcome;
+use crate::room::{self, Room};
 use crate::signals::Since;
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
-use crate::{copy, early, poll, process, pump, shm, table, visit};
+use crate::{copy, early, poll, process, pump, table, visit};
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, c_void, off64_t};
 
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = room::BYTES;
 /// So much is read onto the stack, which may be a small one.
 const LITTLE: usize = 4 << 10;
 
 /// At an address to which a file with `O_DIRECT` can be read.
 #[repr(align(512))]
 struct Sectors([u8; LITTLE]);
-
-/// Room for what is read, given back at the end.
-struct Room(shm::Map);
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // SAFETY: nobody else knows of it.
-        unsafe { shm::unmap(self.0) };
-    }
-}
 
 /// `sendfile(2)`.
 ///
@@ -67,8 +58,8 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     let asked = n;
     let n = n.min(io::MOST);
     let mut little = Sectors([0; LITTLE]);
-    let much = if n > LITTLE { shm::anon_private(CHUNK).ok().map(Room) } else { None };
-    let (buf, room) = much.as_ref().map_or((little.0.as_mut_ptr(), LITTLE), |m| (m.0.base, CHUNK));
+    let much = if n > LITTLE { Room::take() } else { None };
+    let (buf, room) = much.as_ref().map_or((little.0.as_mut_ptr(), LITTLE), |m| (m.at(), CHUNK));
     let mut done = 0usize;
     while done < n {
         let want = (n - done).min(room);
