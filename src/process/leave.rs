@@ -159,6 +159,11 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
     }
     for c in all.filter(|c| matches!(c.phase(), Phase::Managed | Phase::Raw)) {
         await_home(c, until);
+        let abroad = || c.phase() == Phase::Managed && !c.has_ended(END_EOF) && !visit::is_home(&mut c.lock_both());
+        if patience.is_none() && abroad() {
+            // The library reads and sends for it until it is home: nothing of its return is the kernel's alone.
+            continue;
+        }
         visit::await_rest(c, until);
         leave_to_kernel(c);
         let over = has_no_way_home(c);

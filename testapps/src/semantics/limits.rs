@@ -1,12 +1,12 @@
 //! Limits that a program sets for itself when its connections have moved.
 
 use super::cx::{Cx, Res};
+use super::mains::exchange;
 use super::procs::{child, reap};
 use super::Check;
 use crate::{ensure, same, sys};
 use libc::{c_int, rlimit};
 use std::ptr::{null, null_mut};
-use std::time::Duration;
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -43,16 +43,7 @@ fn talk() -> Res {
     let (l, port) = sys::listen_at(sys::host(), 0, 1)?;
     let ours = sys::connect(port)?;
     let theirs = sys::accept(l, 0)?;
-    for i in 0..300u32 {
-        for (from, to) in [(ours, theirs), (theirs, ours)] {
-            let mut b = [0; 100];
-            sys::write_all_fd(from, &[i as u8; 100])?;
-            sys::read_exact(to, &mut b)?;
-            same!(b, [i as u8; 100], "what has come");
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    Ok(())
+    exchange(ours, theirs, 300)
 }
 
 fn can_map(len: usize) -> bool {
