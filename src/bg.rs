@@ -499,7 +499,7 @@ impl Bg {
                 self.closed(conn);
             }
             if what & ask::ENDING != 0 {
-                self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 1_001 * MS));
+                self.look_later(conn, 1_001 * MS);
             }
         }
     }
@@ -603,6 +603,19 @@ impl Bg {
         self.give_back(b, conn, Why::Forked);
     }
 
+    /// Has [`Bg::look_again`] called for a connection in `ns` from now.
+    fn look_later(&mut self, conn: &'static Conn, ns: i64) {
+        self.later.push((conn, conn.gen.load(Relaxed), now_ns() + ns));
+    }
+
+    /// The same, unless it is to be earlier anyway. (An entry may be one of another connection that had the same record.)
+    fn look_within(&mut self, conn: &'static Conn, ns: i64) {
+        let (gen, until) = (conn.gen.load(Relaxed), now_ns() + ns);
+        if !self.later.iter().any(|(c, g, at)| core::ptr::eq(*c, conn) && *g == gen && *at <= until) {
+            self.look_later(conn, ns);
+        }
+    }
+
     /// A connection that the program has closed while a return was under way: closes it when that is done.
     fn linger(&mut self, conn: &'static Conn) {
         let me = crate::process::holder_id();
@@ -629,18 +642,17 @@ impl Bg {
             let home = visit::is_home(&mut b) || shared && remains::settle(&mut b, &mut self.rests);
             // The kernel is yet to know what the program has shut. It might refuse what is repeated after that.
             if shared && home && visit::waits_for_rest(&mut b) && !conn.has_ended(END_EOF) {
-                if !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
-                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + 5 * MS));
-                }
+                self.look_within(conn, 5 * MS);
                 return;
             }
+            // Asked for before what is owed: it may arrive in between, and nobody would look again.
+            let silent = conn.remote().is_some() || b.has_unsent();
             let done = if shared { home } else { late || !b.is_owed() || b.sw().is_plain() };
             if !done && !conn.has_ended(END_EOF) {
                 // What was accepted has not arrived yet, and nothing says so when it has.
                 let again = if conn.remote().is_some() { MS } else { 20 * MS };
-                let silent = conn.remote().is_some() || b.has_unsent();
-                if silent && !self.later.iter().any(|(c, _, _)| core::ptr::eq(*c, conn)) {
-                    self.later.push((conn, conn.gen.load(Relaxed), now_ns() + again));
+                if silent {
+                    self.look_within(conn, again);
                 }
                 return;
             }

@@ -160,6 +160,9 @@ pub struct Conn {
     pub doomed: AtomicBool,
     /// It is to return at once: what the program has not read is not waited for.
     pub hurry: AtomicBool,
+    /// Its mark had no room in the kernel before the peer was in a hurry, and took what stood there: see [`Tx::is_cramped`].
+    /// Under the send lock.
+    pub crowded: AtomicBool,
     /// Why this end has it return: a [`stats::Why`]. None: it does not, or the peer does.
     pub leaves: AtomicU8,
     /// When it is back on TCP it stays there, whatever its peer asks for. Under both locks.
@@ -280,6 +283,7 @@ impl Conn {
             &mut self.wanted,
             &mut self.doomed,
             &mut self.hurry,
+            &mut self.crowded,
             &mut self.for_good,
         ] {
             *b.get_mut() = false;
@@ -567,7 +571,12 @@ impl Conn {
 
     /// Whether it is to return at once, for this end or the other.
     pub fn is_hurried(&self) -> bool {
-        self.hurry.load(SeqCst) || self.peer().is_some_and(|p| p.flags.load(SeqCst) & HURRY != 0)
+        self.hurry.load(SeqCst) || self.does_peer_hurry()
+    }
+
+    /// The same, for the other end.
+    pub fn does_peer_hurry(&self) -> bool {
+        self.peer().is_some_and(|p| p.flags.load(SeqCst) & HURRY != 0)
     }
 
     /// Whether its current upgrade uses our slot `slot` of `l`.

@@ -366,11 +366,19 @@ fn awaits_room(b: &mut Both, fd: i32) -> bool {
 }
 
 fn flush(b: &mut Both, fd: i32) -> bool {
-    if b.sw().pending().is_empty() || awaits_room(b, fd) {
+    if b.sw().pending().is_empty() {
+        return false;
+    }
+    if awaits_room(b, fd) {
+        b.tx.conn().crowded.store(true, Relaxed);
         return false;
     }
     let moved = write_pending(b, fd);
     if moved {
+        // What the peer's program has read has made room.
+        if !b.tx.conn().does_peer_hurry() {
+            b.tx.conn().crowded.store(false, Relaxed);
+        }
         push(b.tx.conn(), fd);
     }
     moved

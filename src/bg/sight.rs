@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::textfile::TextFile;
+use crate::wire::{FRAME_LEN, MARK_LEN};
 use core::fmt::Write;
 
 /// How long a connection may be left alone so before it returns.
@@ -116,6 +117,12 @@ pub(super) fn call_of(tid: u32) -> Option<(libc::c_long, [usize; 6])> {
     Some((number, args))
 }
 
+/// Whether bytes of the peer's program are yet in the kernel's socket: whoever waits there is told of them.
+fn is_told_by_kernel(c: &Conn) -> bool {
+    const CONTROL: i32 = (MARK_LEN + 2 * FRAME_LEN) as i32;
+    sys::ioctl_int(c.local().fd.load(Relaxed), libc::FIONREAD).is_ok_and(|n| n > CONTROL)
+}
+
 fn runs(tid: u32) -> bool {
     let mut path = crate::config::Text::<64>::EMPTY;
     let _ = write!(path, "/proc/self/task/{tid}/stat");
@@ -158,7 +165,7 @@ impl Bg {
                 }
                 let asleep = l.fut_rx.load(SeqCst) + l.fut_tx.load(SeqCst) > 0;
                 let empties = c.empties.load(Relaxed);
-                if empties != known || asleep {
+                if empties != known || asleep || is_told_by_kernel(c) {
                     Left::Asked(empties)
                 } else {
                     Left::Alone

@@ -614,7 +614,7 @@ impl Bg {
                 self.stir(c);
             } else {
                 pump::bereave(&mut c.lock_both());
-                self.later.push((c, c.gen.load(Relaxed), now_ns() + ORPHAN_NS));
+                self.look_later(c, ORPHAN_NS);
             }
         }
         self.unsent.remove(&key(l));
@@ -708,6 +708,7 @@ pub(super) fn prepare(b: &mut Both, conn: &'static Conn, l: &'static Link, fd: c
     conn.mark_got.store(0, Relaxed);
     conn.confirmed.store(false, Relaxed);
     conn.hurry.store(false, Relaxed);
+    conn.crowded.store(false, Relaxed);
     conn.leaves.store(Why::None as u8, Relaxed);
     l.slots.fetch_add(1, SeqCst);
     l.set_conn(slot, conn);

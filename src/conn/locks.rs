@@ -66,11 +66,16 @@ impl<'a, G> Tx<'a, G> {
             && (self.conn.confirmed.load(Acquire) || self.conn.is_hurried())
     }
     /// Whether the way back to TCP has begun where the kernel has no room: what the ring has is room that no peer has made.
+    /// Nor has a peer made any that took what stood before our mark out of the kernel's socket in a hurry: it is repeated there.
+    /// (As long as the return depends on both libraries alone: it must not wait for a program that reads only when it has
+    /// sent.)
     pub fn is_cramped(&self) -> bool {
+        let c = self.conn;
+        let full = || sys::poll_now(c.local().fd.load(Relaxed), libc::POLLOUT) == 0;
         // SAFETY: as above.
-        let leaving = unsafe { (*self.conn.sw.get()).leaving() };
-        let full = || sys::poll_now(self.conn.local().fd.load(Relaxed), libc::POLLOUT) == 0;
-        leaving && self.conn.fulls.load(SeqCst) > 0 && full()
+        let (leaving, rx) = unsafe { ((*c.sw.get()).leaving(), (*c.sw.get()).rx()) };
+        let repeats = c.crowded.load(Relaxed) && matches!(rx, RxPath::Ring | RxPath::Returning);
+        repeats || leaving && c.fulls.load(SeqCst) > 0 && full()
     }
     /// Whether what is sent goes to the ring, with nothing before it, and no way back has begun.
     #[inline(always)]

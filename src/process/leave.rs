@@ -5,7 +5,7 @@ use crate::conn::*;
 use crate::log::{log, Level};
 use crate::stats::Why;
 use crate::sync::now_ns;
-use crate::sys::sys;
+use crate::sys::{self, sys};
 use crate::{options, pump, rendezvous, table, visit};
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
 
@@ -118,7 +118,7 @@ pub fn give_up_all(all: impl Iterator<Item = &'static Conn> + Clone, why: Why) {
 
 /// As [`give_up`], for what may be refused for now, or tried again, or done before it is home: waits for a moment, and never
 /// resets it. Whether it is there. (If its peer does not read, more is on its way than the kernel's socket has room for: there
-/// a send would wait, too, or be told `EAGAIN`.)
+/// a send would wait, too, or be told `EAGAIN`. Where there is room the machine may be slow, and the wait is longer.)
 pub fn try_give_up(c: &'static Conn, why: Why) -> bool {
     leave_for_good([c].into_iter(), why, false, None);
     c.phase() != Phase::Managed || c.has_ended(END_EOF)
@@ -128,6 +128,7 @@ pub fn try_give_up(c: &'static Conn, why: Why) -> bool {
 /// is reset. `None`: it may go on to return.
 fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, whole: bool, patience: Option<i64>) {
     const MOMENT_NS: i64 = 100_000_000;
+    const SLOW_NS: i64 = 1_000_000_000;
     let until = now_ns() + patience.unwrap_or(MOMENT_NS);
     all.clone().filter(|c| c.is_inherited()).for_each(visit::press);
     for c in all.clone() {
@@ -160,6 +161,9 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
     for c in all.filter(|c| matches!(c.phase(), Phase::Managed | Phase::Raw)) {
         await_home(c, until);
         let abroad = || c.phase() == Phase::Managed && !c.has_ended(END_EOF) && !visit::is_home(&mut c.lock_both());
+        if patience.is_none() && abroad() && sys::poll_now(c.local().fd.load(Relaxed), libc::POLLOUT) != 0 {
+            await_home(c, until + SLOW_NS);
+        }
         if patience.is_none() && abroad() {
             // The library reads and sends for it until it is home: nothing of its return is the kernel's alone.
             continue;

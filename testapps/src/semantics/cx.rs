@@ -20,6 +20,16 @@ impl From<i32> for Why {
     }
 }
 
+impl From<std::io::Error> for Why {
+    #[track_caller]
+    fn from(e: std::io::Error) -> Why {
+        match e.raw_os_error() {
+            Some(e) => e.into(),
+            None => Why(e.to_string()),
+        }
+    }
+}
+
 impl From<String> for Why {
     fn from(s: String) -> Why {
         Why(s)
