@@ -12,7 +12,7 @@
 
 use crate::ops::{self, total, Outcome};
 use crate::sys::syscall6;
-use crate::{copy, fault, limits, process, retire, table, uring};
+use crate::{copy, fault, limits, pins, process, retire, table, uring};
 use core::ptr;
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t,
@@ -208,6 +208,7 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
         return Bypass;
     }
     let Some(limit) = timespec_ns(timeout) else { return Bypass };
+    let _whole = (n > 1).then(|| pins::Whole::begin(fd));
     // The time limit is looked at between messages only.
     let end = if limit < 0 { 0 } else { now_ns().saturating_add(limit) };
     let mut flags_now = flags & !libc::MSG_WAITFORONE;
@@ -223,7 +224,7 @@ pub unsafe fn recvmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int, t
         let len = match ops::recvmsg(fd, &raw mut (*entry).msg_hdr, flags_now) {
             Bypass if done == 0 => return Bypass,
             // The connection left the ring between two messages: the rest comes from the kernel.
-            Bypass => raw(libc::SYS_recvmsg, fd as usize, entry as usize, flags_now as usize, 0, 0, 0),
+            Bypass => raw(libc::SYS_recvmsg, pins::number(fd) as usize, entry as usize, flags_now as usize, 0, 0, 0),
             other => other,
         };
         match len {
@@ -269,12 +270,13 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, n: c_uint, flags: c_int) -
     if table::is_without_tcp() {
         return Bypass;
     }
+    let _whole = (n > 1).then(|| pins::Whole::begin(fd));
     let mut done = 0usize;
     while done < (n as usize).min(MAX_MESSAGES) {
         let entry = msgs.wrapping_add(done);
         let sent = match ops::sendmsg(fd, &raw const (*entry).msg_hdr, flags) {
             Bypass if done == 0 => return Bypass,
-            Bypass => raw(libc::SYS_sendmsg, fd as usize, entry as usize, flags as usize, 0, 0, 0),
+            Bypass => raw(libc::SYS_sendmsg, pins::number(fd) as usize, entry as usize, flags as usize, 0, 0, 0),
             other => other,
         };
         let sent = match sent {

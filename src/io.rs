@@ -50,8 +50,8 @@ pub use raw::{end_peek, has_evidence, BEGIN_SLOW};
 use raw::{leave_kernel, looks_on, note_bytes, note_call, pause, recv_raw, send_raw, to_see};
 pub use receive::recv;
 use receive::{await_resume, stands_at_error, take, tcp_take, waited, Take};
-pub use send::send;
 use send::{put, Put};
+pub use send::{send, send_after};
 use wait::{is_dry, wait};
 
 /// The program's buffers.
@@ -294,7 +294,7 @@ enum Step {
 
 /// What a call on `fd` is about, with a number of it, where that is ours to serve.
 fn live(fd: c_int, flags: c_int, begun: bool) -> (c_int, Option<&'static Conn>) {
-    let (fd, conn) = if begun { pins::find(fd) } else { (fd, early::conn(fd)) };
+    let (fd, conn) = if begun || pins::is_whole() { pins::find(fd) } else { (fd, early::conn(fd)) };
     let served = conn.filter(|c| match c.phase() {
         // What is in the error queue is the kernel's, and never waited for.
         Phase::Raw | Phase::Managed | Phase::Away => flags & libc::MSG_ERRQUEUE == 0,

@@ -4,7 +4,7 @@
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
 use crate::{
-    bg, copy, epoll, fds, foreign, io, limits, options, poll, process, retire, signals, streams, table, transfer,
+    bg, copy, epoll, fds, foreign, io, limits, options, pins, poll, process, retire, signals, streams, table, transfer,
 };
 use libc::{
     c_char, c_int, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, off64_t, pollfd, sigset_t, size_t, socklen_t,
@@ -335,7 +335,9 @@ pub unsafe fn recvv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
 /// # Safety
 /// As for the call.
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
-    foreign!(fd);
+    if !pins::is_whole() {
+        foreign!(fd);
+    }
     if msg.is_null() {
         return Outcome::Bypass;
     }
@@ -454,6 +456,8 @@ pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Out
 /// `v` must describe readable memory; `msg` is null or valid.
 unsafe fn sendv_of(fd: c_int, (v, all): (&[iovec], usize), msg: *const msghdr, flags: c_int) -> Outcome {
     let quick = match io::young::conn(fd).filter(|_| all > 0) {
+        // Of a call whose number may be another's by now.
+        _ if pins::is_whole() => None,
         // SAFETY: the caller's promise.
         Some(c) => unsafe { io::young::sendv(c, fd, v, all, flags) },
         // SAFETY: as above.
@@ -471,7 +475,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     if msg.is_null() {
         return Outcome::Bypass;
     }
-    if table::is_foreign(fd) {
+    if table::is_foreign(fd) && !pins::is_whole() {
         if !table::is_without_tcp() {
             if let Some(m) = header(msg) {
                 if m.msg_controllen > 0 {

@@ -12,7 +12,7 @@
 use crate::conn::{Both, Conn, Phase};
 use crate::sync::full_fence;
 use crate::thread::{me, Critical};
-use crate::{bg, fdhigh, fds, process, table};
+use crate::{bg, early, fdhigh, fds, process, table};
 use core::sync::atomic::Ordering::*;
 use libc::c_int;
 
@@ -28,7 +28,7 @@ impl Holding {
     /// A call begins. (A handler that was installed by a raw system call may have interrupted another.)
     #[inline]
     pub fn begin() -> Holding {
-        let_go();
+        end_of_piece();
         Holding(())
     }
 }
@@ -36,8 +36,47 @@ impl Holding {
 impl Drop for Holding {
     #[inline]
     fn drop(&mut self) {
+        end_of_piece();
+    }
+}
+
+#[inline]
+fn end_of_piece() {
+    if is_held() && !is_whole() {
+        let_go_now();
+    }
+}
+
+/// While it lives the thread is in a call that the library makes of several, all of which are about the connection that its
+/// number was at the beginning.
+pub struct Whole(());
+
+impl Whole {
+    /// Such a call on `fd` begins. `None`: no other thread can close it, or it is no connection of ours.
+    pub fn begin(fd: c_int) -> Option<Whole> {
+        if !process::has_threads() {
+            return None;
+        }
+        while let Some(c) = early::conn(fd) {
+            if hold_all([(fd, c)].into_iter()) {
+                me(|t| t.whole.set(true));
+                return Some(Whole(()));
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
         let_go();
     }
+}
+
+/// Whether the thread is in a piece of such a call, and no handler has run within it: see [`find`].
+#[inline]
+pub fn is_whole() -> bool {
+    me(|t| t.whole.get())
 }
 
 /// Whether the thread's call holds anything.
@@ -85,6 +124,7 @@ pub fn let_go() {
 #[cold]
 fn let_go_now() {
     let _critical = Critical::new();
+    me(|t| t.whole.set(false));
     match me(|t| t.held.replace(0)) {
         0 => {}
         at if at & LIST != 0 => {
@@ -110,6 +150,15 @@ pub fn find(fd: c_int) -> (c_int, Option<&'static Conn>) {
         let_go();
     }
     (fd, table::conn(fd))
+}
+
+/// A number of what the thread's call on `fd` is about, which the kernel can be given.
+pub fn number(fd: c_int) -> c_int {
+    if is_held() {
+        find(fd).0
+    } else {
+        fd
+    }
 }
 
 /// A number of a connection that is held. `None`: it goes on as another record. (This one may be in use again, by the

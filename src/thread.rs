@@ -44,6 +44,8 @@ pub struct Thread {
     pub(crate) uncancellable: Cell<bool>,
     /// What its call holds open, see `pins`.
     pub(crate) held: Cell<usize>,
+    /// That is held until the end of a call of several pieces: see `pins::Whole`.
+    pub(crate) whole: Cell<bool>,
     /// Where its stack ended when it last was in libc for a copy, see `copy`.
     pub(crate) copying: Cell<usize>,
     /// A call found no memory of the program where its answer was to go, and is to say so.
@@ -101,6 +103,7 @@ thread_local! {
             word: Cell::new(None),
             uncancellable: Cell::new(false),
             held: Cell::new(0),
+            whole: Cell::new(false),
             copying: Cell::new(0),
             faulted: Cell::new(false),
             outside: Cell::new(0),

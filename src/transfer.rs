@@ -7,9 +7,10 @@ use crate::room::{self, Room};
 use crate::signals::Since;
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
-use crate::{copy, early, poll, process, pump, table, visit};
+use crate::{copy, early, pins, poll, process, pump, table, visit};
+use core::ptr::null;
 use core::sync::atomic::Ordering::*;
-use libc::{c_int, c_uint, c_void, off64_t};
+use libc::{c_int, c_uint, iovec, off64_t};
 
 const CHUNK: usize = room::BYTES;
 /// So much is read onto the stack, which may be a small one.
@@ -44,8 +45,8 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
 /// # Safety
 /// `off` is null or valid.
 unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
-    let Some(c) = early::conn(out) else { return Outcome::Bypass };
-    if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
+    let is_ours = |c: &&Conn| matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
+    if early::conn(out).filter(is_ours).is_none() {
         return Outcome::Bypass;
     }
     if !is_readable(inp) {
@@ -60,6 +61,10 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     let mut little = Sectors([0; LITTLE]);
     let much = if n > LITTLE { Room::take() } else { None };
     let (buf, room) = much.as_ref().map_or((little.0.as_mut_ptr(), LITTLE), |m| (m.at(), CHUNK));
+    // The kernel looks at both numbers once: what they are by the next piece is not the call's.
+    let several = n > room;
+    let _whole = several.then(|| pins::Whole::begin(out));
+    let mut file = (several && process::has_threads()).then(|| identity(inp));
     let mut done = 0usize;
     while done < n {
         let want = (n - done).min(room);
@@ -83,17 +88,26 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
             Ok(g) => g,
             Err(e) => return end(done, if e == libc::ESPIPE { libc::EINVAL } else { e }),
         };
+        if file.is_some_and(|file| identity(inp) != file) {
+            if done > 0 {
+                break;
+            }
+            file = Some(identity(inp));
+            continue;
+        }
+        let parts = [iovec { iov_base: buf.cast(), iov_len: done }, iovec { iov_base: buf.cast(), iov_len: got }];
         // SAFETY: `buf` holds `got` bytes.
-        let sent =
-            match unsafe { io::send(out, &io::one(buf.cast::<c_void>().cast_const(), got), core::ptr::null(), 0) } {
-                Outcome::Done(s) => s as usize,
-                Outcome::Fail(e) => return end(done, e),
-                Outcome::Bypass if done > 0 => break,
-                Outcome::Bypass => return Outcome::Bypass,
-            };
+        let sent = match unsafe { io::send_after(out, &parts[usize::from(done == 0)..], done, null(), 0) } {
+            Outcome::Done(all) => all as usize - done,
+            Outcome::Fail(e) => return end(done, e),
+            Outcome::Bypass if done > 0 => break,
+            Outcome::Bypass => return Outcome::Bypass,
+        };
         // SAFETY: as above.
         unsafe {
-            if off.is_null() {
+            if off.is_null() && file.is_some_and(|file| identity(inp) != file) {
+                return Outcome::Done((done + sent) as isize);
+            } else if off.is_null() {
                 let _ = sys!(libc::SYS_lseek, inp, at + sent as off64_t, libc::SEEK_SET);
             } else {
                 *off = at + sent as off64_t;
@@ -105,6 +119,15 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
         }
     }
     Outcome::Done(done as isize)
+}
+
+/// Which file a number means: its device and inode.
+fn identity(fd: c_int) -> Option<(u64, u64)> {
+    // SAFETY: all-zero is a valid stat, which the call writes.
+    unsafe {
+        let mut st: libc::stat = core::mem::zeroed();
+        sys!(libc::SYS_fstat, fd, &mut st).is_ok().then_some((st.st_dev, st.st_ino))
+    }
 }
 
 fn is_readable(fd: c_int) -> bool {
@@ -169,8 +192,16 @@ pub unsafe fn splice(
         return Outcome::Bypass;
     }
     let since = Since::now();
-    for c in [inp, out].into_iter().filter_map(table::conn) {
+    let _held = pins::Holding::begin();
+    let (given, mut at) = ([inp, out], [inp, out]);
+    let files = given.map(identity);
+    for k in 0..given.len() {
+        let Some(c) = table::conn(given[k]) else { continue };
         let may_wait = flags & libc::SPLICE_F_NONBLOCK == 0 && !c.nonblock.load(Relaxed);
+        if may_wait && !pins::hold(given[k], c) {
+            // SAFETY: as for this one.
+            return unsafe { splice(inp, offin, out, offout, n, flags) };
+        }
         for _ in 0..TRIES {
             if !matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away) {
                 break;
@@ -205,8 +236,18 @@ pub unsafe fn splice(
             pump::reset(&mut c.lock_both());
             return Outcome::Fail(libc::ECONNRESET);
         }
+        at[k] = pins::number(given[k]);
+        let pipe = 1 - k;
+        if process::has_threads() && identity(given[pipe]) != files[pipe] {
+            // The kernel would go on with the pipe that it was, which has no number any more.
+            return Outcome::Fail(libc::EBADF);
+        }
     }
-    Outcome::Bypass
+    if at == given {
+        return Outcome::Bypass;
+    }
+    // SAFETY: the caller's promise.
+    Outcome::from(unsafe { sys!(libc::SYS_splice, at[0], offin, at[1], offout, n, flags) })
 }
 
 fn is_pipe(fd: c_int) -> bool {

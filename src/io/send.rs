@@ -9,12 +9,22 @@ use crate::thread::Critical;
 /// # Safety
 /// `iov` must describe readable memory, `msg` must be null or valid.
 pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
-    let mut b = Bufs::new(iov);
-    let since = Since::now();
     let _held = pins::Holding::begin();
+    // SAFETY: the caller's promise.
+    unsafe { send_after(fd, iov, 0, msg, flags) }
+}
+
+/// The same for a call that has sent the first `sent` bytes of `iov` before, which are not looked at, and are among those that
+/// are told. What the thread holds ([`pins::hold`]) is the caller's to let go.
+///
+/// # Safety
+/// As for [`send`], but for the first `sent` bytes.
+pub unsafe fn send_after(fd: c_int, iov: &[iovec], sent: usize, msg: *const msghdr, flags: c_int) -> Outcome {
+    let mut b = Bufs { skip: sent, ..Bufs::new(iov) };
+    let since = Since::now();
     let mut begun = None;
     loop {
-        let (at, conn) = live(fd, flags, begun.is_some());
+        let (at, conn) = live(fd, flags, sent > 0 || begun.is_some());
         let Some(conn) = conn else { return b.finish(libc::SYS_sendmsg, fd, flags, begun) };
         let call = begun.get_or_insert_with(|| Call::new(since, conn, flags, &conn.sndtimeo));
         // SAFETY: null or valid by the caller's promise.
@@ -28,6 +38,9 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
         };
         if let Some(why) = why {
             call.deadline();
+            if call.may_wait && !pins::hold(at, conn) {
+                continue;
+            }
             while !crate::process::try_give_up(conn, why) {
                 if !call.may_wait || call.is_out_of_time() {
                     return Outcome::Fail(libc::EAGAIN);
@@ -36,7 +49,11 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
                     return Outcome::Fail(libc::EINTR);
                 }
             }
-            return Outcome::Bypass;
+            return match pins::number(fd) {
+                n if n == fd => Outcome::Bypass,
+                // SAFETY: the caller's promise.
+                n => unsafe { kernel_send(n, iov, msg, flags) },
+            };
         }
         visit::arrive(conn);
         let step = match conn.phase() {
@@ -51,6 +68,20 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -
             return b.outcome(o);
         }
     }
+}
+
+/// The kernel's call, with all that the program's says, on what has no number of the program's any more.
+///
+/// # Safety
+/// As for [`send`].
+unsafe fn kernel_send(fd: c_int, iov: &[iovec], msg: *const msghdr, flags: c_int) -> Outcome {
+    // SAFETY: all-zero is one.
+    let mut plain: msghdr = unsafe { core::mem::zeroed() };
+    plain.msg_iov = iov.as_ptr().cast_mut();
+    plain.msg_iovlen = iov.len() as _;
+    let msg = if msg.is_null() { &raw const plain } else { msg };
+    // SAFETY: the caller's promise.
+    Outcome::from(unsafe { sys!(libc::SYS_sendmsg, fd, msg, flags) })
 }
 
 pub(super) enum Put {

@@ -3,6 +3,7 @@
 
 use super::basic::ms;
 use super::cx::{Cx, Op, Res, Why, IN, OUT};
+use super::found::pair;
 use super::procs::{child, reap};
 use super::waiting::{events, set};
 use super::Check;
@@ -23,6 +24,16 @@ pub const CHECKS: &[Check] = &[
     ("close-another-number-under-a-receive", another_number),
     ("close-under-a-timed-receive", timed),
     ("close-under-a-send", under_a_send),
+    ("replace-under-sendfile", |cx| {
+        under_pieces(cx, |fd, b| {
+            let (file, mut at) = (more::memfile(b)?, 0);
+            sys::sendfile(fd, file, &mut at, b.len())
+        })
+    }),
+    ("replace-under-sendmmsg", |cx| under_pieces(cx, |fd, b| Ok(sys::sendmmsg(fd, b, 16, MSG_NOSIGNAL)?.iter().sum()))),
+    ("replace-under-splice", |cx| under_pieces(cx, spliced)),
+    ("replace-under-an-urgent-byte", |cx| under_pieces(cx, |fd, b| sys::send(fd, b, MSG_NOSIGNAL | libc::MSG_OOB))),
+    ("replace-under-recvmmsg", under_recvmmsg),
     ("close-under-a-poll", under_a_poll),
     ("close-under-two-calls", two_calls),
     ("shutdown-and-close-under-calls", shut_and_close),
@@ -123,6 +134,10 @@ fn sleeping<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Res
         libc::SYS_recvmsg,
         libc::SYS_sendto,
         libc::SYS_sendmsg,
+        libc::SYS_recvmmsg,
+        libc::SYS_sendmmsg,
+        libc::SYS_sendfile,
+        libc::SYS_splice,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
         #[cfg(target_arch = "x86_64")]
@@ -236,6 +251,52 @@ fn under_a_send(cx: &mut Cx) -> Res {
     close_and_reuse(cx.fd)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, (n + MORE) as u64, "bytes before the end");
     same!(join(t)?, Ok(MORE), "a send that waited");
+    Ok(())
+}
+
+/// A pipe that has as much as it holds moves to a connection.
+fn spliced(fd: RawFd, b: &[u8]) -> sys::R<usize> {
+    let (rd, wr) = sys::pipe()?;
+    let n = b.len().min(64 << 10);
+    sys::write_all_fd(wr, &b[..n])?;
+    sys::splice(rd, fd, n, 0)
+}
+
+/// A call that the library makes of several, or for which the connection goes back to TCP, is about what its number was at
+/// its beginning: another connection gets that number while it waits for room, and gets nothing else.
+fn under_pieces(cx: &mut Cx, call: fn(RawFd, &[u8]) -> sys::R<usize>) -> Res {
+    const MORE: usize = 1 << 20;
+    let n = cx.fill(4096)?;
+    let (fd, b) = (cx.fd, prng::bytes(OUT, cx.tx, MORE));
+    let t = sleeping(move || call(fd, &b))?;
+    let (other, far) = pair()?;
+    sys::dup2(other, fd)?;
+    util::pause_ms(50);
+    cx.post(Op::Drain, 0, 0, 0)?;
+    let sent = join(t)?.map_err(|e| Why(sys::strerror(e)))?;
+    // Of an urgent message the last byte is not in the stream.
+    let got = cx.wait()? as usize;
+    ensure!(sent > 0 && [n + sent, n + sent - 1].contains(&got), "{n} bytes, and {sent} more: {got} arrived");
+    same!(sys::poll1(far, POLLIN, 0), Ok(0), "what came to the connection that has the number");
+    [other, far].into_iter().try_for_each(sys::close)?;
+    Ok(())
+}
+
+/// The same where the first of several messages is there.
+fn under_recvmmsg(cx: &mut Cx) -> Res {
+    cx.tell(Op::Send, 100, 0, 0)?;
+    let fd = cx.fd;
+    let want = prng::bytes(IN, cx.rx, 300);
+    let t = sleeping(move || {
+        let mut b = vec![0; 300];
+        (sys::recvmmsg(fd, &mut b, 3, MSG_WAITALL), b)
+    })?;
+    replace(fd)?;
+    cx.tell(Op::Send, 200, 0, 0)?;
+    let (r, b) = join(t)?;
+    same!(r, Ok(vec![100; 3]), "the messages");
+    ensure!(b == want, "other bytes came");
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
     Ok(())
 }
 
