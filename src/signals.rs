@@ -26,6 +26,9 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use libc::{c_int, c_long, siginfo_t, sigset_t};
 
+mod cancel;
+pub use cancel::{any_cancelled, cancelling, point, uncancellable};
+
 /// One more than the highest signal.
 const SIGNALS: usize = 65;
 /// All signals but faults, which cannot be put off.
@@ -633,46 +636,10 @@ fn result(r: isize) -> SysResult {
     }
 }
 
-// --------------------------------------------------------------- cancellation
-
-/// Some thread has been cancelled, so that calls have to look.
-static CANCELS: AtomicBool = AtomicBool::new(false);
-
-/// `pthread_cancel(3)` is about to be called.
-pub fn cancelling() {
-    CANCELS.store(true, SeqCst);
-}
-
-/// Whether any thread was ever cancelled: a thread that does not come back may have left by a handler's jump otherwise.
-pub fn any_cancelled() -> bool {
-    CANCELS.load(Relaxed)
-}
-
-/// A cancellation point: the thread ends here if it has been cancelled. Nothing may be left to drop.
-#[inline(always)]
-pub fn point() {
-    if CANCELS.load(Relaxed) {
-        test_cancel();
-    }
-}
-
-#[cold]
-fn test_cancel() {
-    // SAFETY: no frame of ours has anything to drop.
-    unsafe { pthread_testcancel() };
-}
-
-/// Runs a call that is no cancellation point.
-pub fn uncancellable<R>(f: impl FnOnce() -> R) -> R {
-    let was = me(|t| t.uncancellable.replace(true));
-    let r = f();
-    me(|t| t.uncancellable.set(was));
-    r
-}
-
 /// In a forked child: whoever held the lock is not here.
 pub fn reset_after_fork() {
     LOCK.reset_after_fork();
+    cancel::reset_after_fork();
 }
 
 #[cfg(test)]

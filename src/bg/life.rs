@@ -141,7 +141,7 @@ fn failed(level: Level, why: &str) {
 }
 
 /// Starts a thread; with a stack of 0 bytes: of the usual size.
-pub(super) fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void, stack: usize) -> bool {
+pub fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void, stack: usize) -> bool {
     // The program's signals are not for this thread. Two are libc's own (32 and 33): `setuid` and its kin wait until
     // every thread has answered them.
     let all = !(0b11u64 << 31);

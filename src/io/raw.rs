@@ -17,7 +17,7 @@ pub(super) fn recv_raw(
     let least = conn.least(flags, may_wait, b.len() + b.skip);
     let mut waited = false;
     loop {
-        stand_back(conn, may_wait);
+        stand_back(conn, may_wait, call.since);
         // Not only while the peer is looked for: where there are threads, one may wait here from the first call on
         // for what comes at the end of all, and it would be in the way of every upgrade until then. And a call that
         // waits goes on when somebody sets `O_NONBLOCK`.
@@ -174,7 +174,7 @@ pub(super) fn leave_kernel(conn: &Conn, inside: &AtomicU32) {
 /// The background thread waits for a moment in which no thread is inside the kernel with this
 /// connection: a call that may wait anyway lets it have that moment. One that may not does so for hardly longer than until
 /// the next try, and if nobody else is inside: a program that does nothing but send would else be inside each time.
-fn stand_back(conn: &Conn, may_wait: bool) {
+fn stand_back(conn: &Conn, may_wait: bool, since: Since) {
     let held = || {
         let local = conn.local();
         let inside = || local.rx_inflight.load(SeqCst) > 0 || local.tx_inflight.load(SeqCst) > 0;
@@ -183,9 +183,17 @@ fn stand_back(conn: &Conn, may_wait: bool) {
     if held() {
         let epoch = conn.epoch.load(SeqCst);
         if held() {
-            conn.local().fut_rx.fetch_add(1, SeqCst);
-            let _ = crate::sync::futex_wait(&conn.epoch, epoch, if may_wait { 5_000_000 } else { 1_000_000 });
-            conn.local().fut_rx.fetch_sub(1, SeqCst);
+            let ts = timespec_of(if may_wait { 5_000_000 } else { 1_000_000 });
+            let _critical = Critical::new();
+            let sleepers = &conn.local().fut_rx;
+            sleepers.fetch_add(1, SeqCst);
+            let mut if_left = || _ = sleepers.fetch_sub(1, SeqCst);
+            let how = Sleep { since, any: false, if_left: &mut if_left };
+            let word = &raw const conn.epoch as usize;
+            let args = [word, libc::FUTEX_WAIT as usize, epoch as usize, &raw const ts as usize, 0, 0];
+            // SAFETY: records are never freed; `ts` is readable.
+            let _ = unsafe { signals::sleep(libc::SYS_futex, args, how) };
+            sleepers.fetch_sub(1, SeqCst);
         }
     }
 }
@@ -252,7 +260,7 @@ pub(super) fn send_raw(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_in
     let may_wait = call.may_wait;
     note_call(conn, may_wait);
     loop {
-        stand_back(conn, may_wait);
+        stand_back(conn, may_wait, call.since);
         // As for a receive.
         let critical = may_wait.then(Critical::new);
         let again = pins::is_held();

@@ -8,6 +8,7 @@ use libc::{c_int, c_void, EPOLLIN, POLLIN};
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
@@ -21,11 +22,13 @@ pub const CHECKS: &[Check] = &[
     ("cancel-disabled", disabled),
     ("cancel-one-of-two", one_of_two),
     ("cancel-back-on-tcp", back_on_tcp),
+    ("cancel-anywhere", anywhere),
     ("cancel-by-a-handler", left_by_handlers),
 ];
 
 extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn pthread_testcancel();
     fn pthread_timedjoin_np(t: libc::pthread_t, r: *mut *mut c_void, at: *const libc::timespec) -> c_int;
 }
@@ -356,6 +359,55 @@ fn back_on_tcp(cx: &mut Cx) -> Res {
     sys::setsockopt(cx.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1i32)?;
     util::pause_ms(30);
     cancel_in("a receive", t)?;
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
+    Ok(())
+}
+
+/// It has begun, or is about to.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// A call in which the thread may be cancelled at any instruction.
+unsafe fn anywhere_in(call: Call, fd: RawFd) -> isize {
+    pthread_setcanceltype(1, null_mut());
+    BEGUN.store(true, SeqCst);
+    let r = call(fd);
+    pthread_setcanceltype(0, null_mut());
+    r
+}
+
+unsafe fn anywhere_in_recv(fd: RawFd) -> isize {
+    anywhere_in(recv, fd)
+}
+
+unsafe fn anywhere_in_poll(fd: RawFd) -> isize {
+    anywhere_in(poll, fd)
+}
+
+unsafe fn anywhere_in_select(fd: RawFd) -> isize {
+    anywhere_in(select, fd)
+}
+
+/// Threads that may be cancelled at any instruction, and are on the way to their sleep, or from it; when these are gone the
+/// connection goes on, and can be closed.
+fn anywhere(cx: &mut Cx) -> Res {
+    for i in 0..200 {
+        for call in [anywhere_in_recv, anywhere_in_poll, anywhere_in_select] {
+            BEGUN.store(false, SeqCst);
+            let t = start(cx.fd, false, call)?;
+            let mut began = Instant::now();
+            while began.elapsed() < Duration::from_nanos(i * 200) {
+                if !BEGUN.load(SeqCst) {
+                    began = Instant::now();
+                }
+                std::hint::spin_loop();
+            }
+            cancel_in("a call", t)?;
+        }
+        if i % 10 == 0 {
+            cx.warm(1, 0)?;
+        }
+    }
     sys::close(cx.fd)?;
     same!(cx.tell(Op::Drain, 0, 0, 0)?, 0, "what the peer reads then");
     Ok(())
