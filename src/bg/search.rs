@@ -227,6 +227,10 @@ impl Bg {
             self.listening -= 1;
             desk::run(|| sys::close(look.listener));
         }
+        if let Some((l, Some(m))) = look.found {
+            // Who has proposed it keeps a slot and a ring for it until there is an answer.
+            self.say(l, Msg { kind: kind::REJECT, a: m.a, b: Why::Refused as u32, ..Msg::default() });
+        }
         if look.gen == look.conn.gen.load(Relaxed) {
             look.conn.gentle.store(false, Relaxed);
             // Who stands back for it needs not do so any more.

@@ -157,12 +157,7 @@ impl Bg {
                 self.stir(conn);
             }
             kind::REJECT => {
-                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else {
-                    if let Some(mut ring) = self.parked.remove(&(key(l), m.a)) {
-                        free_slot(l, m.a, &mut ring);
-                    }
-                    return;
-                };
+                let Some(conn) = l.conn(m.a).filter(|c| c.is_on(l, m.a)) else { return self.left(l, m.a) };
                 conn.lock_both().sw().disarm();
                 self.left_by_peer.insert((key(l), m.a));
                 let why = Why::from_u8(m.b as u8);
@@ -173,12 +168,7 @@ impl Bg {
                 // The program may have closed it meanwhile.
                 self.stir(conn);
             }
-            kind::DETACH => match self.parked.remove(&(key(l), m.a)) {
-                Some(mut ring) => free_slot(l, m.a, &mut ring),
-                None => {
-                    self.left_by_peer.insert((key(l), m.a));
-                }
-            },
+            kind::DETACH => self.left(l, m.a),
             kind::BELL if fds[0] >= 0 => {
                 let Ok(bell) = desk::place(core::mem::replace(&mut fds[0], -1)) else { return };
                 l.set_bell_fd(m.a, bell);
@@ -207,6 +197,14 @@ impl Bg {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The peer uses a slot no more, and says so once. This end may have yet to let go of it.
+    fn left(&mut self, l: &Link, slot: u32) {
+        match self.parked.remove(&(key(l), slot)) {
+            Some(mut ring) => free_slot(l, slot, &mut ring),
+            None => _ = self.left_by_peer.insert((key(l), slot)),
         }
     }
 

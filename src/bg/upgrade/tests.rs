@@ -76,3 +76,53 @@ fn who_is_lost_before_any_mark_leaves_the_connection_to_tcp() {
         conn.set_phase(Phase::Closed);
     }
 }
+
+/// The peer has proposed, a thread of ours was in the way, and the program has closed before the right moment came: the peer
+/// is told, or it would keep slot and ring for ever.
+#[test]
+fn who_has_proposed_too_late_is_told() {
+    let l: &'static mut Link = Box::leak(Box::new(crate::link::tests::pair().into_iter().next().unwrap()));
+    let mut socks = [-1; 2];
+    // SAFETY: room for two.
+    unsafe { sys!(libc::SYS_socketpair, libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, socks.as_mut_ptr()) }.unwrap();
+    l.sock = socks[0];
+    let l: &'static Link = l;
+    let conn = crate::arena::alloc().unwrap();
+    conn.set_phase(Phase::Raw);
+    let mut bg = Bg::with(-1, -1);
+    let propose = Msg { kind: kind::PROPOSE, a: 5, nonce: [7; 16], ..Msg::default() };
+    let end = (propose.tuple, true);
+    bg.known.insert(end, Known { conn, gen: conn.gen.load(Relaxed) });
+    bg.end_of.insert(conn as *const Conn as usize, end);
+    assert!(bg.found(end).is_some());
+    assert!(bg.wait_for_calm(end, l, Some(propose), Not::Now));
+    bg.drop_looks(conn);
+    let answer = link::recv_msg(socks[1], &mut [-1; 4]).unwrap().unwrap();
+    assert_eq!((answer.kind, answer.a), (kind::REJECT, 5));
+    conn.set_phase(Phase::Closed);
+    socks.into_iter().for_each(sys::close_raw);
+}
+
+/// The peer refuses when the program has closed, of which the background thread has yet to hear: nothing is kept for it.
+#[test]
+fn what_is_refused_after_a_close_is_free() {
+    let l: &'static mut Link = Box::leak(Box::new(crate::link::tests::pair().into_iter().next().unwrap()));
+    l.sock = -1;
+    let l: &'static Link = l;
+    let unused = Slot::default();
+    let (conn, ours, _theirs) = armed(&unused);
+    let slot = l.side.alloc_slot().unwrap();
+    conn.attach(None, 0, core::ptr::null());
+    conn.attach(Some(l), slot, l.side.slot(slot));
+    l.slots.fetch_add(1, SeqCst);
+    l.set_conn(slot, conn);
+    know(ours.as_raw_fd(), conn);
+    table::take(ours.as_raw_fd());
+    conn.set_phase(Phase::Closed);
+    let mut bg = Bg::with(-1, -1);
+    let reject = Msg { kind: kind::REJECT, a: slot, b: Why::Refused as u32, ..Msg::default() };
+    bg.on_message(l, &reject, &mut [-1; 4]);
+    bg.detach(&mut conn.lock_both(), conn);
+    assert!(bg.parked.is_empty() && bg.left_by_peer.is_empty());
+    assert_eq!(l.slots.load(SeqCst), 0);
+}
