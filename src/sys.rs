@@ -182,20 +182,40 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     p.revents
 }
 
+/// How much of its memory a socket has taken, and how much that may be, as `SK_MEMINFO_` in linux/sock_diag.h counts them.
+fn socket_memory(fd: c_int) -> SysResult<[u32; 9]> {
+    const SO_MEMINFO: c_int = 55;
+    let mut memory = [0u32; 9];
+    let mut len = size_of_val(&memory) as libc::socklen_t;
+    // SAFETY: a query that writes to our own memory.
+    unsafe { sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_MEMINFO, memory.as_mut_ptr(), &mut len) }?;
+    Ok(memory)
+}
+
+/// Whether a send to a TCP socket would find no room at all. (`poll` says that there is none as soon as less than a third is
+/// free.)
+pub fn is_full(fd: c_int) -> bool {
+    const QUEUED: usize = 5;
+    const MOST: usize = 3;
+    let unsent = || {
+        let limit = sockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT).unwrap_or(0) as u32;
+        limit != 0 && ioctl_int(fd, crate::pump::SIOCOUTQNSD).is_ok_and(|n| n as u32 >= limit)
+    };
+    poll_now(fd, libc::POLLOUT) == 0 && (socket_memory(fd).is_ok_and(|m| m[QUEUED] >= m[MOST]) || unsent())
+}
+
 /// Whether a TCP socket takes little more before something is read, as the kernel sees it where it says that there is
 /// something to read, though it is less than `SO_RCVLOWAT`: most of its memory is taken, or a segment would fill its window.
 pub fn has_no_room(fd: c_int) -> bool {
-    // linux/sock_diag.h: what is taken of its memory, and how much that may be; linux/tcp.h: `tcpi_rcv_mss`.
-    const SO_MEMINFO: c_int = 55;
+    // linux/tcp.h: `tcpi_rcv_mss`.
     const SEGMENT: usize = 20;
     let (mut memory, mut info) = ([0u32; 9], [0u8; 64]);
-    let mut lens = [size_of_val(&memory) as libc::socklen_t, info.len() as libc::socklen_t];
-    // SAFETY: queries that write to our own memory.
-    let r = unsafe {
-        sys!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, SO_MEMINFO, memory.as_mut_ptr(), &mut lens[0]).and_then(|_| {
-            sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut lens[1])
-        })
-    };
+    let mut len = info.len() as libc::socklen_t;
+    let r = socket_memory(fd).and_then(|m| {
+        memory = m;
+        // SAFETY: a query that writes to our own memory.
+        unsafe { sys!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &mut len) }
+    });
     let segment = info.get(SEGMENT..SEGMENT + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
     let (taken, most) = (memory[0], memory[1]);
     // Half of the memory is for bytes.

@@ -69,9 +69,15 @@ impl<'a, G> Tx<'a, G> {
     /// Nor has a peer made any that took what stood before our mark out of the kernel's socket in a hurry: it is repeated there.
     /// (As long as the return depends on both libraries alone: it must not wait for a program that reads only when it has
     /// sent.)
-    pub fn is_cramped(&self) -> bool {
+    ///
+    /// `sends`: what `poll` has told of is there for who comes now, though it would not tell of it any more. (The mark and a frame
+    /// may have taken the last of what it tells of.)
+    pub fn is_cramped(&self, sends: bool) -> bool {
         let c = self.conn;
-        let full = || sys::poll_now(c.local().fd.load(Relaxed), libc::POLLOUT) == 0;
+        let full = || match c.local().fd.load(Relaxed) {
+            fd if sends => sys::is_full(fd),
+            fd => sys::poll_now(fd, libc::POLLOUT) == 0,
+        };
         // SAFETY: as above.
         let (leaving, rx) = unsafe { ((*c.sw.get()).leaving(), (*c.sw.get()).rx()) };
         let repeats = c.crowded.load(Relaxed) && matches!(rx, RxPath::Ring | RxPath::Returning);

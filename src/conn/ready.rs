@@ -156,7 +156,7 @@ impl Conn {
             // The mark goes first.
             TxPath::Ring if tx.pending() => false,
             TxPath::Ring if self.is_refused() || self.peer_closed() => true,
-            TxPath::Ring if tx.is_cramped() => false,
+            TxPath::Ring if tx.is_cramped(false) => false,
             TxPath::Ring => {
                 if self.has_room(&mut tx) {
                     return true;
@@ -329,7 +329,8 @@ impl Conn {
         let ends = self.ends_in_tcp();
         let rxfin = self.fin_seen() || end & END_RDSHUT != 0 || ends & HANGUPS != 0;
         if rxfin {
-            r |= (libc::EPOLLRDHUP as u32) | (mask & IN);
+            // What stands before the end may be late, and a receive would find neither.
+            r |= HANGUPS | if self.late.load(Relaxed) { 0 } else { mask & IN };
         }
         if end & END_RESET != 0 {
             r |= (libc::EPOLLERR | libc::EPOLLHUP) as u32;

@@ -133,7 +133,11 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     let path = tx.path();
     if path == TxPath::Replay || tx.pending() {
         drop(tx);
-        return if pump::run(&mut conn.lock_both()) { Put::Gone } else { Put::Busy };
+        let mut both = conn.lock_both();
+        let moved = pump::run(&mut both);
+        // It may have been over when we had both locks.
+        let over = both.sw().tx() != TxPath::Replay && both.sw().pending().is_empty();
+        return if moved || over { Put::Gone } else { Put::Busy };
     }
     if path == TxPath::Ring && !conn.is_mapped() {
         return Put::Busy;
@@ -201,7 +205,7 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     if b.is_nowhere() {
         return Put::Error(libc::EFAULT);
     }
-    if tx.is_cramped() && !conn.is_refused() {
+    if tx.is_cramped(true) && !conn.is_refused() {
         return Put::Full;
     }
     if conn.is_refused() {
