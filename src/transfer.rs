@@ -115,6 +115,9 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
         }
         done += sent;
         if sent < got {
+            // The kernel tries to send the rest of what it has read: how the connection has failed is told to that, and to nobody else.
+            let (at, conn) = pins::find(out);
+            conn.into_iter().for_each(|c| _ = io::asked_error(at, c));
             break;
         }
     }

@@ -1,15 +1,16 @@
 //! Much data, many pieces, and the calls that move bytes without buffers.
 
-use super::cx::{Cx, Op, Res, Why};
+use super::cx::{Cx, Op, Res, Why, OUT};
 use super::Check;
 use crate::{ensure, more, prng, same, sys, util};
-use libc::{c_int, MSG_DONTWAIT, MSG_WAITFORONE, SHUT_WR};
+use libc::{c_int, EPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_WAITFORONE, SHUT_WR};
 use std::time::{Duration, Instant};
 
 /// The checks of this file.
 pub const CHECKS: &[Check] = &[
     ("sendfile-of-what-is-no-file", no_file),
     ("sendfile", sendfile),
+    ("sendfile-that-ends-with-a-reset", reset_sendfile),
     ("splice-out", splice_out),
     ("splice-in", splice_in),
     ("splice-in-nonblock", splice_in_nonblock),
@@ -27,6 +28,23 @@ pub const CHECKS: &[Check] = &[
     ("idle-then-traffic", idle),
     ("others-after-large", others),
 ];
+
+/// The peer reads some of it and closes. How the connection has failed the kernel tells to its own attempt to send more, and to
+/// no later call.
+fn reset_sendfile(cx: &mut Cx) -> Res {
+    const FILE: usize = 16 << 20;
+    let n = cx.fill(4096)?;
+    let file = more::memfile(&prng::bytes(OUT, cx.tx, FILE))?;
+    cx.post(Op::Sleep, 50_000, 0, 0)?;
+    cx.post(Op::Recv, n as u64 * 3 / 4, 0, 0)?;
+    cx.post(Op::Sleep, 200_000, 0, 0)?;
+    cx.post(Op::Close, 0, 0, 0)?;
+    let mut off = 0;
+    let sent = sys::sendfile(cx.fd, file, &mut off, FILE)?;
+    ensure!(sent > 0 && sent < FILE && off as usize == sent, "sendfile {sent}, offset {off}");
+    same!(sys::send(cx.fd, &[1], MSG_NOSIGNAL), Err(EPIPE), "the next call");
+    Ok(())
+}
 
 fn sendfile(cx: &mut Cx) -> Res {
     let n = 500_000;
