@@ -146,7 +146,7 @@ impl Set {
         let name = self.name();
         // (A handler inside a receive of its own thread cannot wait for that.)
         let own = conn.rx_lock.held_by_me();
-        if own || conn.is_managed() || name.is_none() && conn.upgrade_no.load(Relaxed) == 0 {
+        if own || name.is_none() && (conn.is_managed() || conn.upgrade_no.load(Relaxed) == 0) {
             return;
         }
         let mut rx = conn.lock_rx();
@@ -154,7 +154,10 @@ impl Set {
         let _g = self.lock.lock();
         // SAFETY: guarded by `lock`.
         let item = unsafe { &(*self.inner.get()).items }.get(&Key::new(fd, conn)).map(|i| Note::of(name, fd, i));
-        rx.left().set(name, fd, item);
+        match conn.is_managed() {
+            true => rx.left().is_taken_out(name, fd, item.is_none()),
+            false => rx.left().set(name, fd, item),
+        }
     }
 
     /// The program has added an item, or changed it.

@@ -102,6 +102,17 @@ impl Left {
         self.set(note.set, note.fd, Some(Note { kept: true, ..note }));
     }
 
+    /// Of a connection that is away from the kernel's sets: whether its owner has taken an item out since it was asked last. A
+    /// child may ask before it comes back, and would put the item into the kernel's set itself.
+    pub(super) fn is_taken_out(&mut self, set: Name, fd: c_int, gone: bool) {
+        if gone {
+            return self.keep(Note::of_none(set, fd));
+        }
+        for n in self.notes.iter_mut().filter(|n| n.is_some_and(|n| n.set == set && n.fd == fd && n.gone)) {
+            *n = None;
+        }
+    }
+
     /// The item that a set has under a number is this now, or there is none.
     pub(super) fn set(&mut self, set: Name, fd: c_int, note: Option<Note>) {
         let note = note.unwrap_or(Note::of_none(set, fd));
@@ -179,6 +190,10 @@ mod tests {
         left.lacks_one();
         assert_eq!(says(&left, 1, 7), None, "it may be in a set without a name");
         assert_eq!((says(&left, 1, 5), says(&left, 1, 6)), (Some(false), Some(true)));
+        left.is_taken_out((1, 7, 1), 6, true);
+        assert_eq!(says(&left, 1, 6), Some(false), "before it is given back");
+        left.is_taken_out((1, 7, 1), 6, false);
+        assert_eq!(says(&left, 1, 6), None, "it was added again");
         left.keep(note(3, 4).unwrap());
         left.renew([note(1, 8)].into_iter(), true);
         assert_eq!((says(&left, 1, 8), says(&left, 1, 6)), (Some(true), Some(false)));
