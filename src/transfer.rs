@@ -62,6 +62,7 @@ unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outc
     let much = if n > LITTLE { Room::take() } else { None };
     let (buf, room) = much.as_ref().map_or((little.0.as_mut_ptr(), LITTLE), |m| (m.at(), CHUNK));
     // The kernel looks at both numbers once: what they are by the next piece is not the call's.
+    let _held = pins::Holding::begin();
     let several = n > room;
     let _whole = several.then(|| pins::Whole::begin(out));
     let mut file = (several && process::has_threads()).then(|| identity(inp));
@@ -197,7 +198,7 @@ pub unsafe fn splice(
     let since = Since::now();
     let _held = pins::Holding::begin();
     let (given, mut at) = ([inp, out], [inp, out]);
-    let files = given.map(identity);
+    let files = process::has_threads().then(|| given.map(identity));
     for k in 0..given.len() {
         let Some(c) = table::conn(given[k]) else { continue };
         let may_wait = flags & libc::SPLICE_F_NONBLOCK == 0 && !c.nonblock.load(Relaxed);
@@ -241,7 +242,7 @@ pub unsafe fn splice(
         }
         at[k] = pins::number(given[k]);
         let pipe = 1 - k;
-        if process::has_threads() && identity(given[pipe]) != files[pipe] {
+        if files.is_some_and(|files| identity(given[pipe]) != files[pipe]) {
             // The kernel would go on with the pipe that it was, which has no number any more.
             return Outcome::Fail(libc::EBADF);
         }

@@ -30,6 +30,7 @@ pub const CHECKS: &[Check] = &[
             sys::sendfile(fd, file, &mut at, b.len())
         })
     }),
+    ("close-after-a-sendfile-that-waited", after_sendfile),
     ("replace-under-sendmmsg", |cx| under_pieces(cx, |fd, b| Ok(sys::sendmmsg(fd, b, 16, MSG_NOSIGNAL)?.iter().sum()))),
     ("replace-under-splice", |cx| under_pieces(cx, spliced)),
     ("replace-under-an-urgent-byte", |cx| under_pieces(cx, |fd, b| sys::send(fd, b, MSG_NOSIGNAL | libc::MSG_OOB))),
@@ -252,6 +253,26 @@ fn under_a_send(cx: &mut Cx) -> Res {
     same!(cx.tell(Op::Drain, 0, 0, 0)?, (n + MORE) as u64, "bytes before the end");
     same!(join(t)?, Ok(MORE), "a send that waited");
     Ok(())
+}
+
+/// What a call has held it holds no more when it is over, whatever its thread does then.
+fn after_sendfile(cx: &mut Cx) -> Res {
+    const MORE: usize = 60_000;
+    let n = cx.fill(4096)?;
+    let (fd, file) = (cx.fd, more::memfile(&prng::bytes(OUT, cx.tx, MORE))?);
+    let (done, is_done) = mpsc::channel();
+    let (go, goes) = mpsc::channel::<()>();
+    let t = sleeping(move || {
+        let _ = done.send(sys::sendfile(fd, file, &mut 0, MORE));
+        // It makes no other call on a connection.
+        let _ = goes.recv();
+    })?;
+    same!(cx.tell(Op::Recv, (n + MORE) as u64, 0, 0)?, (n + MORE) as u64, "bytes that arrived");
+    same!(is_done.recv().map_err(|e| Why(e.to_string()))?, Ok(MORE), "a sendfile that waited");
+    sys::close(cx.fd)?;
+    same!(cx.tell(Op::Poll, 2000, POLLRDHUP as u64, 0)?, POLLRDHUP as u64, "what the peer is told of the close");
+    drop(go);
+    join(t)
 }
 
 /// A pipe that has as much as it holds moves to a connection.
