@@ -477,6 +477,9 @@ impl Bg {
             arena::count_return(conn, why);
         }
         let was_remote = conn.remote_pid.load(Relaxed) != 0;
+        if order::is_off() {
+            self.keep_way(conn);
+        }
         self.detach(&mut b, conn);
         conn.confirmed.store(false, Relaxed);
         conn.nospace.store(false, Relaxed);
@@ -521,6 +524,17 @@ impl Bg {
         conn.notify();
         if was_remote && returned {
             self.rdma_again(conn, Why::Returned);
+        }
+    }
+
+    /// The other end looks for a connection that returned when that has had many calls, and only then listens. When this
+    /// process may use rings again, its accepting ends propose over the link that there is.
+    fn keep_way(&mut self, conn: &Conn) {
+        // SAFETY: links are never freed.
+        let link = unsafe { conn.link.load(Acquire).as_ref() };
+        let end = self.end_of.get(&(conn as *const Conn as usize));
+        if let (Some(l), Some(&(t, false))) = (link.filter(|l| !l.is_alone() && !l.dead.load(Relaxed)), end) {
+            self.asked.insert(t, (l, now_ns()));
         }
     }
 
@@ -747,6 +761,8 @@ pub(super) fn attach_peer(conn: &'static Conn, l: &'static Link, slot: u32, nonc
     }
     conn.attach_peer(slot, peer);
     b.set_peer_nonce(nonce);
+    // Somebody is there.
+    conn.in_vain.store(0, Relaxed);
     true
 }
 
