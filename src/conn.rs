@@ -718,8 +718,14 @@ impl Conn {
     /// Copies the paths into what others see.
     pub fn publish_paths(&self, sw: &Switch) {
         let s = self.stats();
-        s.path_tx.store((sw.tx() == TxPath::Ring) as u8, Relaxed);
-        s.path_rx.store(matches!(sw.rx(), RxPath::Ring | RxPath::RingFinal) as u8, Relaxed);
+        let (tx, rx) = (sw.tx() == TxPath::Ring, matches!(sw.rx(), RxPath::Ring | RxPath::RingFinal));
+        if !tx && !rx && s.why.load(Relaxed) == Why::None as u8 {
+            // Nobody is to see it on TCP without a reason, until the background thread knows the rest.
+            let ours = Why::from_u8(self.leaves.load(Relaxed));
+            self.why(if ours == Why::None { Why::PeerLeft } else { ours });
+        }
+        s.path_tx.store(tx as u8, Release);
+        s.path_rx.store(rx as u8, Release);
     }
 }
 

@@ -142,7 +142,7 @@ impl Conn {
     }
 
     fn copy(r: &ConnStats) -> Conn {
-        let path = |p: &AtomicU8| if p.load(Ordering::Relaxed) == 1 { "ring" } else { "tcp" };
+        let path = |p: &AtomicU8| if p.load(Ordering::Acquire) == 1 { "ring" } else { "tcp" };
         let (path_tx, path_rx) = (path(&r.path_tx), path(&r.path_rx));
         let on_ring = path_tx == "ring" && path_rx == "ring";
         let why = r.why.load(Ordering::Relaxed);

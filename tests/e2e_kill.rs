@@ -177,12 +177,20 @@ fn clients_are_killed(style: &str, percent: u64, salt: u64) {
         }
         no_names(port, Duration::from_secs(2)).expect("rendezvous names");
     }
-    let last = start_client(&place, &RINGS, healthy, port).wait(60.0);
-    last.assert_ok("last client");
+    // Now and then a background thread gets no processor for as long as the programs need for a twentieth of all.
+    for still in (0..3).rev() {
+        let last = start_client(&place, &RINGS, healthy, port).wait(60.0);
+        last.assert_ok("last client");
+        if dry() || still > 0 && last.report("last client").totals().share() >= WANTED_SHARE {
+            break;
+        }
+        if still == 0 {
+            last.report("last client").assert_rings("last client");
+        }
+    }
     let end = server.stop();
     end.assert_ok(style);
     if !dry() {
-        last.report("last client").assert_rings("last client");
         let t = end.report(style).totals();
         assert!(t.upgraded * 2 >= t.connections, "{style}: most kills hit plain TCP: {t:?}");
     }

@@ -40,6 +40,16 @@ fn wait_until(what: &str, seconds: u64, pids: [u32; 2], is: impl Fn(u64) -> bool
     }
 }
 
+/// Waits until the only connection of a process has received so many bytes.
+fn await_bytes(pid: u32, wanted: u64) {
+    let until = Instant::now() + Duration::from_secs(30);
+    let got = || connections(pid).first().map_or(0, |c| c.get("rx_bytes_tcp").num() + c.get("rx_bytes_ring").num());
+    while got() < wanted {
+        assert!(Instant::now() < until, "{} of {wanted} bytes", got());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A connection sends much, rests, and sends much again: the memory of both ends goes while it rests, and it is on a ring
 /// before and after. Every byte is verified by the programs.
 #[test]
@@ -54,9 +64,11 @@ fn memory_of_a_connection_that_rests_goes_back() {
     let (server, port) = start_server(&place, &SETTINGS, "pingpong-server --size 8000000 --rest-us 20000");
     let line = "pingpong-client --size 8000000 --rest-us 20000 --count 80 --burst 40 --pause-us 20000000";
     let client = start_client(&place, &SETTINGS, line, port);
-    let pids = [server.pid(), client.pid()];
+    let (pids, sent) = ([server.pid(), client.pid()], 40 * 8_000_000);
     for turn in ["at first", "again"] {
         wait_until(&format!("much is taken {turn}"), 20, pids, |kib| kib > 16 << 10);
+        // While it rests, for 20 s from when all has come.
+        await_bytes(client.pid(), sent * (1 + u64::from(turn == "again")));
         wait_until(&format!("it is given back {turn}"), 18, pids, |kib| kib == 0);
     }
     let client = client.wait(60.0);

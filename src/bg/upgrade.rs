@@ -485,14 +485,14 @@ impl Bg {
         conn.nospace.store(false, Relaxed);
         conn.late.store(false, Relaxed);
         conn.bequeathed.store(false, SeqCst);
-        let sw = b.sw();
-        conn.publish_paths(sw);
         s.link.store(0, Relaxed);
         let calls = conn.calls.load(Relaxed);
         let next = conn.next_try.load(Relaxed);
         // What is on TCP for good is not the operator's to bring back.
         let off = order::is_off() && next != u32::MAX;
         conn.why(if off { Why::Operator } else { why });
+        let sw = b.sw();
+        conn.publish_paths(sw);
         if chaos::is_on() && next != u32::MAX {
             conn.next_try.store(calls + chaos::calls(0), Relaxed);
         } else if off {

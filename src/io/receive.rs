@@ -484,6 +484,10 @@ fn await_reset(conn: &Conn) {
 /// that may not wait gives it a moment rather than lose sight of what was there.
 pub(super) fn await_resume(conn: &Conn) {
     const MOST_NS: i64 = 100_000_000;
+    /// Where this process answers itself nobody is stopped: the machine may be slow.
+    const OWN_NS: i64 = 1_000_000_000;
+    // SAFETY: links are never freed.
+    let is_own = unsafe { conn.link.load(Acquire).as_ref() }.is_some_and(|l| l.own);
     let held = || {
         let mut rx = conn.lock_rx();
         match rx.path() {
@@ -492,7 +496,8 @@ pub(super) fn await_resume(conn: &Conn) {
             _ => false,
         }
     };
-    let until = now_ns() + if conn.late.load(Relaxed) { 0 } else { MOST_NS };
+    let most = if is_own { OWN_NS } else { MOST_NS };
+    let until = now_ns() + if conn.late.load(Relaxed) { 0 } else { most };
     while held() && !conn.has_ended(END_EOF) {
         if now_ns() >= until {
             // From now on it is not there, and will be news when it comes.

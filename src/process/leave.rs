@@ -168,6 +168,8 @@ fn leave_for_good(all: impl Iterator<Item = &'static Conn> + Clone, why: Why, wh
             // The library reads and sends for it until it is home: nothing of its return is the kernel's alone.
             continue;
         }
+        // That may have taken all the time there was; what is left to be done waits for nobody's program.
+        let until = if patience.is_none() { until.max(now_ns() + SLOW_NS) } else { until };
         visit::await_rest(c, until);
         leave_to_kernel(c);
         let over = has_no_way_home(c);
