@@ -389,12 +389,14 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
             Take::End => return Step::Return(Outcome::Done(0)),
             Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
             Take::Gone => return Step::Again,
-            // Wherever the connection is on its way to: nothing comes any more that this end takes.
-            Take::Empty if conn.has_ended(END_RDSHUT) && unread(&mut conn.lock_rx()) == 0 => match failed(conn) {
-                Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
-                _ => return Step::Return(Outcome::Done(0)),
-            },
-            Take::Empty if may_wait => {
+            // Wherever the connection is on its way to: what is not there is not waited for any more.
+            Take::Empty if looked && conn.has_ended(END_RDSHUT) && unread(&mut conn.lock_rx()) == 0 => {
+                match failed(conn) {
+                    Take::Error(e) => return Step::Return(fail_after(conn, b, e)),
+                    _ => return Step::Return(Outcome::Done(0)),
+                }
+            }
+            Take::Empty if may_wait && (looked || !conn.has_ended(END_RDSHUT)) => {
                 if let Err(e) = wait(fd, conn, Some(want), (b.skip > 0, lose(b)), call) {
                     return Step::Return(waited(b, e));
                 }
