@@ -144,9 +144,10 @@ pub(super) fn put(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Put 
     }
     let away = conn.phase() == Phase::Away;
     let on_rings = !tx.peer_is_home() && !tx.has_resumed();
-    // Who has closed while it returns keeps the kernel's socket, which refuses nothing, and expects frames there.
+    // Who has closed while it returns keeps the kernel's socket, which refuses nothing, and expects frames there. (A reset takes
+    // nothing any more.)
     let refused = match conn.peer_closed() {
-        true => path == TxPath::Ring && !conn.has_ended(END_ORPHAN) && conn.is_leaving(),
+        true => path == TxPath::Ring && !conn.has_ended(END_ORPHAN) && conn.is_leaving() && !conn.is_aborted(),
         false => conn.is_refused(),
     };
     if refused && on_rings && !conn.has_ended(END_TXDEAD) && !b.is_nowhere() {
