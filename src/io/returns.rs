@@ -246,6 +246,36 @@ fn who_has_closed_while_it_returns_refuses_what_is_sent() {
     }
 }
 
+/// Who has reset it while it returns keeps that socket, too, but takes nothing: a call that has slept since tells of a part.
+#[test]
+fn who_has_reset_while_it_returns_takes_nothing() {
+    for ours in [true, false] {
+        let mut r = OnRing::new();
+        r.slot.flags.fetch_or(CLOSED | ABORT, SeqCst);
+        (if ours { r.own } else { r.slot }).flags.fetch_or(LEAVING, SeqCst);
+        assert!(matches!(r.put(), Put::Error(libc::ECONNRESET)));
+        assert_eq!(r.sent(), 0, "bytes in the kernel's socket");
+    }
+}
+
+/// Who has shut its own reading reads what was sent before, though the word that ends the return stands before it.
+#[test]
+fn what_comes_behind_the_end_of_a_return_is_there_for_who_has_shut_its_reading() {
+    let mut r = OnRing::new();
+    r.conn.lock_both().sw().leave();
+    pump::run(&mut r.conn.lock_both());
+    assert_eq!(r.conn.lock_rx().path(), RxPath::Returning);
+    r.conn.end.fetch_or(END_RDSHUT, SeqCst);
+    let answers = [Frame::Return { consumed: 0 }, Frame::Resume { from: 0, until: 0 }];
+    answers.iter().for_each(|f| r.theirs.write_all(&f.encode()).unwrap());
+    arrive(r.conn, &mut r.theirs, b"sent");
+    let mut b = [0u8; 8];
+    let v = one(b.as_mut_ptr().cast(), b.len());
+    // SAFETY: the buffer is writable; no message.
+    let receive = || unsafe { recv(r.ours.as_raw_fd(), &v, core::ptr::null_mut(), libc::MSG_DONTWAIT) };
+    assert_eq!([receive(), receive()], [Outcome::Done(4), Outcome::Done(0)]);
+}
+
 /// Where the kernel has no room a mark that a return needs makes none.
 #[test]
 fn a_return_makes_no_room() {
