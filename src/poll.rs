@@ -141,7 +141,8 @@ pub unsafe fn poll(fds: *mut pollfd, n: usize, timeout_ns: i64, mask: *const sig
         let mut conns = vec![None; n];
         drop(critical);
         let o =
-            Call { fds, copy: &mut copy, conns: &mut conns, since, upgrades: 0, most: i64::MAX }.run(timeout_ns, mask);
+            Call { fds, copy: &mut copy, conns: &mut conns, since, upgrades: 0, most: i64::MAX, interrupted: false }
+                .run(timeout_ns, mask);
         let _critical = Critical::new();
         drop((copy, conns));
         o
@@ -163,7 +164,8 @@ unsafe fn on_the_stack<const N: usize, const M: usize>(
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; M];
     let mut conns = [None; N];
     let copy = &mut copy[..n + 1 + remote::GUARDED];
-    Call { fds, copy, conns: &mut conns[..n], since, upgrades: 0, most: i64::MAX }.run(timeout_ns, mask)
+    Call { fds, copy, conns: &mut conns[..n], since, upgrades: 0, most: i64::MAX, interrupted: false }
+        .run(timeout_ns, mask)
 }
 
 /// Whether the kernel does not know how ready a connection is: what has ended on rings is so for a forked child, too, that
@@ -183,6 +185,8 @@ struct Call<'a> {
     upgrades: u32,
     /// How long the thread may sleep before it looks again at what another process has not brought home yet.
     most: i64,
+    /// A handler has run, by the mask of a call that looks once, and nothing was ready: no sleep follows that it would end.
+    interrupted: bool,
 }
 
 /// Whether a connection that the thread holds open is still there, perhaps without the number.
@@ -360,7 +364,10 @@ impl Call<'_> {
 
     fn run(mut self, timeout_ns: i64, mask: *const sigset_t) -> Outcome {
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
-        let o = self.wait(deadline, mask);
+        let o = match self.wait(deadline, mask) {
+            Outcome::Done(0) if self.interrupted => Outcome::Fail(libc::EINTR),
+            o => o,
+        };
         if !self.is_astray() {
             return o;
         }
@@ -494,6 +501,7 @@ impl Call<'_> {
         end();
         // A handler that has run ends the next sleep as well, if nothing is ready by then.
         if again && matches!(r, Ok(_) | Err(libc::EINTR)) {
+            self.interrupted |= r.is_err() && timeout_ns == 0;
             return Ok(None);
         }
         let got = r?;

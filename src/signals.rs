@@ -679,6 +679,50 @@ mod tests {
         unsafe { libc::sigaction(libc::SIGUSR2, &old, core::ptr::null_mut()) };
     }
 
+    /// The handler runs by the mask of a call that looks once, which looks again because a connection moves meanwhile.
+    #[test]
+    fn a_handler_ends_a_look_in_which_a_connection_moves() {
+        use crate::io::tests::{armed, know};
+        use crate::ops::{poll, Outcome};
+        use std::os::fd::AsRawFd;
+        static MOVES: AtomicUsize = AtomicUsize::new(0);
+        static TIMES: AtomicUsize = AtomicUsize::new(0);
+        const SIGNAL: c_int = libc::SIGVTALRM;
+        extern "C" fn moves(_: c_int) {
+            TIMES.fetch_add(1, SeqCst);
+            // SAFETY: a record of the arena, which lives for ever.
+            unsafe { &*(MOVES.load(SeqCst) as *const crate::conn::Conn) }.set_phase(crate::conn::Phase::Managed);
+        }
+        let slot: &crate::layout::Slot = Box::leak(Box::default());
+        let (conn, ours, _theirs) = armed(slot);
+        conn.set_phase(crate::conn::Phase::Raw);
+        let fd = ours.as_raw_fd();
+        know(fd, conn);
+        MOVES.store(conn as *const _ as usize, SeqCst);
+        HANDLERS[SIGNAL as usize].store(moves as *const () as usize, Relaxed);
+        let (none, mine) = (0u64, bit(SIGNAL));
+        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: all zero is an action; the handler is one; all masks are 8 bytes, as the kernel wants them, and all pointers
+        // to what is here.
+        let looks = unsafe {
+            let (mut a, mut old): (libc::sigaction, libc::sigaction) = core::mem::zeroed();
+            a.sa_sigaction = entry as *const () as usize;
+            a.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(SIGNAL, &a, &mut old), 0);
+            let _ = sys!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const mine, 0, 8);
+            libc::raise(SIGNAL);
+            let looks = [(); 2].map(|()| poll(&mut p, 1, 0, (&raw const none).cast()));
+            let _ = sys!(libc::SYS_rt_sigprocmask, libc::SIG_UNBLOCK, &raw const mine, 0, 8);
+            libc::sigaction(SIGNAL, &old, core::ptr::null_mut());
+            looks
+        };
+        HANDLERS[SIGNAL as usize].store(0, Relaxed);
+        crate::table::take(fd);
+        conn.set_phase(crate::conn::Phase::Closed);
+        assert_eq!(TIMES.load(SeqCst), 1);
+        assert_eq!(looks, [Outcome::Fail(libc::EINTR), Outcome::Done(0)]);
+    }
+
     /// D's garbage collector stops threads by a handler with `SA_RESTART` that waits for a signal whose handler has none.
     #[test]
     fn a_handler_within_a_handler_ends_no_call() {

@@ -35,8 +35,8 @@ fn still_unread(fd: c_int, conn: Option<&Conn>) -> c_int {
     let n = unread(&mut b.rx) as c_int;
     let over = match b.rx.path() {
         RxPath::Tcp => kernel_has_fin(fd, conn),
-        // An end of TCP's stands behind what is repeated there.
-        RxPath::Replay => c.has_fin() || kernel_has_fin(fd, conn),
+        // An end of TCP's stands behind what is repeated there, or comes instead of the mark.
+        RxPath::Replay | RxPath::Armed | RxPath::Draining => c.has_fin() || kernel_has_fin(fd, conn),
         _ => c.has_fin(),
     };
     n + c_int::from(over)
