@@ -269,9 +269,17 @@ fn to_poll_a_set(cx: &mut Cx) -> Res {
     sys::epoll_ctl(ep, EPOLL_CTL_ADD, cx.fd, EPOLLIN as u32, 7)?;
     for pause in [0, 5, 100] {
         cx.later(pause, 10)?;
-        let got = uring.ask(OP_POLL_ADD, ep, &mut [], POLLIN)?;
-        same!(got & i32::from(POLLIN), i32::from(POLLIN), "a set with ten bytes");
-        same!(sys::epoll_wait(ep, 4, 0)?, [(EPOLLIN as u32, 7)], "its events");
+        // (The kernel takes a mark or a frame for bytes, and these are a moment late: then who waits again hears of them.)
+        let mut told = Vec::new();
+        for _ in 0..2 {
+            let got = uring.ask(OP_POLL_ADD, ep, &mut [], POLLIN)?;
+            same!(got & i32::from(POLLIN), i32::from(POLLIN), "a set with ten bytes");
+            told = sys::epoll_wait(ep, 4, 0)?;
+            if !told.is_empty() {
+                break;
+            }
+        }
+        same!(told, [(EPOLLIN as u32, 7)], "its events");
         cx.recv(10)?;
         cx.wait()?;
     }
