@@ -118,24 +118,21 @@ pub(super) fn take(fd: c_int, conn: &'static Conn, b: Bufs, flags: c_int) -> Tak
             }
             // What follows the repeated bytes is the program's too.
             let r = tcp_take(fd, conn, b, usize::MAX, flags);
-            let took = |both: &mut Both, n: usize| {
-                both.sw().took_tcp(n);
-                pump::run(both);
-                if both.sw().is_plain() {
-                    conn.ask(ask::PUMP);
-                    if conn.phase() == Phase::Away {
-                        visit::press(conn);
+            match r {
+                Take::Got(n) if !peek => {
+                    both.sw().took_tcp(n);
+                    pump::run(&mut both);
+                    if both.sw().is_plain() {
+                        conn.ask(ask::PUMP);
+                        if conn.phase() == Phase::Away {
+                            visit::press(conn);
+                        }
                     }
                 }
-            };
-            match r {
-                Take::Got(n) if !peek => took(&mut both, n),
+                // The kernel says no more than that this end has shut its reading: what is missing an image that this process has
+                // started may have taken, from the kernel.
+                Take::End if conn.phase() == Phase::Away && conn.has_ended(END_RDSHUT) => return Take::End,
                 Take::End if pump::read_on(&mut both, 0) => return Take::Gone,
-                // An image that this process has started has taken it, from the kernel: who is killed while it repeats resets.
-                Take::End if conn.phase() == Phase::Away => {
-                    let n = both.sw().replay_missing() as usize;
-                    took(&mut both, n);
-                }
                 Take::Error(e @ (libc::ECONNRESET | libc::EPIPE)) if pump::read_on(&mut both, e) => return Take::Gone,
                 // What is missing does not come any more.
                 Take::End if conn.has_ended(END_TOLD) => {
