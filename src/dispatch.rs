@@ -690,7 +690,11 @@ calls! { a b c d e f :
     SYS_epoll_create1 => noting_set(raw_fd(libc::SYS_epoll_create1, a, 0, 0, 0, 0, 0));
     SYS_memfd_create => raw_fd(libc::SYS_memfd_create, a, b, 0, 0, 0, 0);
     SYS_pidfd_open => raw_fd(libc::SYS_pidfd_open, a, b, 0, 0, 0, 0);
-    SYS_pidfd_getfd => raw_fd(libc::SYS_pidfd_getfd, a, b, c, 0, 0, 0);
+    SYS_pidfd_getfd => {
+        let o = raw_fd(libc::SYS_pidfd_getfd, a, b, c, 0, 0, 0);
+        if let Done(fd) = o { ops::got_fd(a as _, b as _, fd as _) }
+        o
+    };
     SYS_fanotify_init => raw_fd(libc::SYS_fanotify_init, a, b, 0, 0, 0, 0);
     SYS_userfaultfd => raw_fd(libc::SYS_userfaultfd, a, 0, 0, 0, 0, 0);
     SYS_perf_event_open => raw_fd(libc::SYS_perf_event_open, a, b, c, d, e, 0);

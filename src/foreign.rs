@@ -1,4 +1,4 @@
-//! Connections that a program has inherited over `exec`.
+//! Connections that a program has inherited over `exec`, or taken from another process (see [`got`]).
 //!
 //! The library in the new image knows none of them, and any of them may be on the rings of the process that
 //! started it, now or later. It leaves them alone until they are used. Then it asks its ancestors: each
@@ -19,8 +19,10 @@ use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use libc::{c_char, c_int, socklen_t};
 
 mod ask;
+mod got;
 use ask::{ask, Answer, PATIENCE};
 pub use ask::{FOR_GOOD, HOME, WAIT, WAIT_NS};
+pub use got::got;
 
 /// Owner of such a record: no process (`process::life` is odd).
 pub const FOREIGN: u32 = 2;
@@ -49,24 +51,32 @@ pub fn init() {
             table::put_conn(fd, c);
             return;
         }
-        let Some(c) = arena::alloc_for(FOREIGN) else { return };
-        c.local().fd.store(fd, Relaxed);
-        c.local().fds.store(1, Relaxed);
-        c.next_try.store(u32::MAX, Relaxed);
-        c.why(Why::Forked);
-        // Until it is used it is nobody's business.
-        c.stats().gen.fetch_and(!1, Relaxed);
-        c.set_phase(Phase::Raw);
-        if !table::put_conn(fd, c) {
-            c.set_phase(Phase::Closed);
-            arena::forget(c);
-        }
+        note(fd, 0);
     });
     // Standard input, output and error stdio uses unseen: a parent that has called `vfork` or `posix_spawn` did not know
     // of them.
     for c in streams::STANDARD.filter_map(table::conn).filter(|c| c.phase() == Phase::Raw) {
         fetch(c);
     }
+}
+
+/// A record for the connection `fd`, of which this process knows nothing: taken from process `from`; 0: inherited.
+fn note(fd: c_int, from: u32) -> Option<&'static Conn> {
+    let c = arena::alloc_for(FOREIGN)?;
+    c.local().fd.store(fd, Relaxed);
+    c.local().fds.store(1, Relaxed);
+    c.local().taken_from.store(from, Relaxed);
+    c.next_try.store(u32::MAX, Relaxed);
+    c.why(if from == 0 { Why::Forked } else { Why::Shared });
+    // Until it is used it is nobody's business.
+    c.stats().gen.fetch_and(!1, Relaxed);
+    c.set_phase(Phase::Raw);
+    if !table::put_conn(fd, c) {
+        c.set_phase(Phase::Closed);
+        arena::forget(c);
+        return None;
+    }
+    Some(c)
 }
 
 fn is_tcp(fd: c_int) -> bool {
@@ -95,7 +105,7 @@ pub fn fetch(c: &Conn) {
     let fd = c.local().fd.load(Relaxed);
     // An ancestor that does not listen yet may have it moved as soon as it does. It looks for the sign first.
     put_up_sign(c, fd);
-    match ask_ancestors(fd, WHILE_WE_LIVE, true) {
+    match ask_owners(c, fd, WHILE_WE_LIVE) {
         Answer::Home => take_down_sign(c),
         Answer::Lost => {
             // What is in its stream may be frames.
@@ -104,9 +114,13 @@ pub fn fetch(c: &Conn) {
         }
         Answer::Nothing => {}
     }
-    if c.phase() != Phase::Raw {
-        return;
+    if c.phase() == Phase::Raw {
+        stays(c, fd);
     }
+}
+
+/// It is TCP for as long as this process has it.
+fn stays(c: &Conn, fd: c_int) {
     // What went through it before is for others to report.
     if let Ok(counts) = crate::rendezvous::kernel_counts(fd, c.connector.load(Relaxed)) {
         c.set_tcp_counts(counts);
@@ -117,7 +131,16 @@ pub fn fetch(c: &Conn) {
 /// Before it is passed to others, of whom its ancestors know nothing: whoever had it on its rings moves it never again.
 pub fn hand_on(c: &Conn) {
     if c.came_by_exec() {
-        ask_ancestors(c.local().fd.load(Relaxed), FOR_GOOD, true);
+        ask_owners(c, c.local().fd.load(Relaxed), FOR_GOOD);
+    }
+}
+
+/// Whoever may have `c` on its rings.
+fn ask_owners(c: &Conn, fd: c_int, how_long: u64) -> Answer {
+    match c.local().taken_from.load(Relaxed) {
+        0 => ask_ancestors(fd, how_long, true),
+        // (Ours do not know it.)
+        pid => ask_from(pid, fd, FOR_GOOD, true),
     }
 }
 
@@ -210,11 +233,16 @@ fn is_fetched_soon(c: &Conn) -> bool {
 /// Has the connection `fd` brought home by whichever ancestor has it on its rings, and kept there while we live, or
 /// [`FOR_GOOD`].
 fn ask_ancestors(fd: c_int, how_long: u64, patient: bool) -> Answer {
+    // SAFETY: no preconditions.
+    let parent = unsafe { sys!(libc::SYS_getppid) }.unwrap_or(0) as u32;
+    ask_from(parent, fd, how_long, patient)
+}
+
+/// The same of process `pid`, or one of its ancestors.
+fn ask_from(mut pid: u32, fd: c_int, how_long: u64, patient: bool) -> Answer {
     let Some(cookie) = cookie(fd).map(|c| c | how_long) else { return Answer::Nothing };
     // Who cannot ask cannot know.
     let _room = Room::make();
-    // SAFETY: no preconditions.
-    let mut pid = unsafe { sys!(libc::SYS_getppid) }.unwrap_or(0) as u32;
     for _ in 0..GENERATIONS {
         if pid <= 1 {
             break;

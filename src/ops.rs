@@ -220,6 +220,14 @@ pub fn epoll_new(fd: c_int) {
     epoll::created(fd);
 }
 
+/// `pidfd_getfd(2)` has returned `fd`, which is `theirs` to that process. To be called after [`fd_new`]. Waits while that
+/// process brings a connection home.
+pub fn got_fd(pidfd: c_int, theirs: c_int, fd: c_int) {
+    if process::is_active() {
+        foreign::got(pidfd, theirs, fd);
+    }
+}
+
 /// `accept4(2)` has returned `fd`. `flags`: as they were given to it.
 ///
 /// # Safety

@@ -182,7 +182,15 @@ hook! { fn inotify_init() -> c_int { new(real()) } }
 hook! { fn inotify_init1(flags: c_int) -> c_int { new(real(flags)) } }
 hook! { fn memfd_create(name: *const c_char, flags: c_uint) -> c_int { new(real(name, flags)) } }
 hook! { fn pidfd_open(pid: pid_t, flags: c_uint) -> c_int { new(real(pid, flags)) } }
-hook! { fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int { new(real(pidfd, fd, flags)) } }
+hook! {
+    fn pidfd_getfd(pidfd: c_int, theirs: c_int, flags: c_uint) -> c_int {
+        let fd = new(real(pidfd, theirs, flags));
+        if fd >= 0 {
+            keep_errno(|| ops::got_fd(pidfd, theirs, fd));
+        }
+        fd
+    }
+}
 hook! { fn fanotify_init(flags: c_uint, event_flags: c_uint) -> c_int { new(real(flags, event_flags)) } }
 hook! { fn mkstemp(name: *mut c_char) -> c_int { new(real(name)) } }
 hook! { fn mkstemp64(name: *mut c_char) -> c_int { new(real(name)) } }

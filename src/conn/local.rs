@@ -62,6 +62,8 @@ pub struct Local {
     pub left_since: AtomicI64,
     /// By which it is said that this image uses what it has inherited, see [`crate::foreign::fetch`]; 0: nothing.
     pub sign: AtomicI32,
+    /// The process that it was taken from by `pidfd_getfd`, see [`crate::foreign::got`]; 0: none.
+    pub taken_from: AtomicU32,
 }
 
 impl Local {

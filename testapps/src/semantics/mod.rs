@@ -37,6 +37,7 @@ mod sets;
 mod signals;
 mod stdio;
 mod surface;
+mod taken;
 mod threads;
 mod told;
 mod unread;
@@ -80,6 +81,7 @@ fn all() -> Vec<Check> {
         found::CHECKS,
         uring::CHECKS,
         surface::CHECKS,
+        taken::CHECKS,
         corks::CHECKS,
         counted::CHECKS,
         environs::CHECKS,
