@@ -11,6 +11,7 @@
 
 #[macro_use]
 mod real;
+mod clones;
 mod fds;
 mod io;
 mod lookup;

@@ -9,11 +9,12 @@ use ringsock_core::ops::{self, Outcome};
 use ringsock_core::process::GUESTS;
 use ringsock_core::retire;
 
+use crate::clones::{self, SHARES};
 use crate::real::{self, finish, keep_errno};
 
 // ----------------------------------------------------------------------- fork
 
-extern "C" fn before_fork() {
+pub extern "C" fn before_fork() {
     // SAFETY: called by libc in a thread that is about to fork.
     keep_errno(|| unsafe { ops::fork_prepare() });
 }
@@ -23,7 +24,7 @@ extern "C" fn after_fork_in_parent() {
     keep_errno(|| unsafe { ops::fork_is_over() });
 }
 
-extern "C" fn after_fork_in_child() {
+pub extern "C" fn after_fork_in_child() {
     // SAFETY: called by libc after `before_fork`, in the copy of the same thread.
     keep_errno(|| unsafe { ops::fork_child() });
 }
@@ -46,19 +47,22 @@ hook! {
         pid
     }
 }
+/// Around what forks without that libc calls us.
+pub unsafe fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
+    before_fork();
+    let pid = fork();
+    if pid == 0 {
+        after_fork_in_child();
+    } else {
+        after_fork_in_parent();
+        keep_errno(|| ops::forked(pid));
+    }
+    pid
+}
+
 hook! {
     /// The `fork` that calls no handlers.
-    fn _Fork() -> pid_t {
-        before_fork();
-        let pid = real();
-        if pid == 0 {
-            after_fork_in_child();
-        } else {
-            after_fork_in_parent();
-            keep_errno(|| ops::forked(pid));
-        }
-        pid
-    }
+    fn _Fork() -> pid_t { forking(|| real()) }
 }
 
 hook! {
@@ -318,7 +322,7 @@ hook! {
 // ------------------------------------------------------------ vfork and clone
 
 // Both may put another process into this one's memory, and are left with a jump: in the child of `vfork` the stack goes on
-// to be the caller's, and what `clone` has on the stack is where it expects it.
+// to be the caller's, and what `clone` has on the stack is where it expects it. A `clone` that shares nothing is a fork.
 
 /// Where libc's is, found before there is a second process.
 unsafe extern "C" fn find_vfork() -> *const core::ffi::c_void {
@@ -354,6 +358,10 @@ unsafe extern "C" fn vfork() -> pid_t {
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn clone() -> c_int {
     naked_asm!(
+        "test edx, {shares}",
+        "jne 2f",
+        "jmp {forks}",
+        "2:",
         "mov byte ptr [rip + {guests}], 1",
         "push rdi",
         "push rsi",
@@ -371,6 +379,8 @@ unsafe extern "C" fn clone() -> c_int {
         "pop rsi",
         "pop rdi",
         "jmp rax",
+        shares = const SHARES,
+        forks = sym clones::clone,
         guests = sym GUESTS,
         find = sym find_clone,
     )
@@ -401,6 +411,12 @@ unsafe extern "C" fn vfork() -> pid_t {
 #[cfg(target_arch = "aarch64")]
 unsafe extern "C" fn clone() -> c_int {
     naked_asm!(
+        "movz w10, #{low}",
+        "movk w10, #{high}, lsl #16",
+        "tst w2, w10",
+        "b.ne 2f",
+        "b {forks}",
+        "2:",
         "mov w10, #1",
         "adrp x9, {guests}",
         "strb w10, [x9, :lo12:{guests}]",
@@ -417,6 +433,9 @@ unsafe extern "C" fn clone() -> c_int {
         "ldr x6, [sp, #64]",
         "ldp x29, x30, [sp], #80",
         "br x16",
+        low = const SHARES & 0xffff,
+        high = const SHARES >> 16,
+        forks = sym clones::clone,
         guests = sym GUESTS,
         find = sym find_clone,
     )
@@ -449,7 +468,7 @@ const NUMBERS: usize = 512;
 
 /// The dispatcher does something about the call.
 const SERVED: u8 = 1;
-/// It may put another process into this one's memory.
+/// It may make another process, also in this one's memory.
 const BEARS: u8 = 2;
 
 /// What is to be done about each number.
@@ -467,6 +486,7 @@ static INTERESTING: [u8; NUMBERS] = {
     #[cfg(target_arch = "x86_64")]
     {
         table[libc::SYS_vfork as usize] = BEARS;
+        table[libc::SYS_fork as usize] = BEARS;
     }
     table
 };
@@ -494,12 +514,33 @@ unsafe extern "C" fn syscall() -> c_long {
         "4:",
         "cmp byte ptr [rax + rdi], {bears}",
         "jne 3f",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "sub rsp, 8",
+        "call {is_fork}",
+        "add rsp, 8",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test al, al",
+        "jne 5f",
         "mov byte ptr [rip + {guests}], 1",
         "jmp 2b",
+        "5:",
+        "jmp {forks}",
         "3:",
         "jmp {dispatched}",
         numbers = const NUMBERS,
         bears = const BEARS,
+        is_fork = sym clones::is_fork,
+        forks = sym clones::syscall,
         guests = sym GUESTS,
         interesting = sym INTERESTING,
         real = sym real::syscall,
@@ -528,14 +569,31 @@ unsafe extern "C" fn syscall() -> c_long {
         "4:",
         "cmp w9, #{bears}",
         "b.ne 3f",
+        "stp x29, x30, [sp, #-80]!",
+        "stp x0, x1, [sp, #16]",
+        "stp x2, x3, [sp, #32]",
+        "stp x4, x5, [sp, #48]",
+        "str x6, [sp, #64]",
+        "bl {is_fork}",
+        "mov w9, w0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x2, x3, [sp, #32]",
+        "ldp x4, x5, [sp, #48]",
+        "ldr x6, [sp, #64]",
+        "ldp x29, x30, [sp], #80",
+        "tbnz w9, #0, 5f",
         "mov w10, #1",
         "adrp x9, {guests}",
         "strb w10, [x9, :lo12:{guests}]",
         "b 2b",
+        "5:",
+        "b {forks}",
         "3:",
         "b {dispatched}",
         numbers = const NUMBERS,
         bears = const BEARS,
+        is_fork = sym clones::is_fork,
+        forks = sym clones::syscall,
         guests = sym GUESTS,
         interesting = sym INTERESTING,
         real = sym real::syscall,

@@ -9,6 +9,7 @@ mod basic;
 mod brief;
 mod bulk;
 mod cancel;
+mod clones;
 mod closing;
 mod corks;
 mod counted;
@@ -70,6 +71,7 @@ fn all() -> Vec<Check> {
         threads::CHECKS,
         apart::CHECKS,
         mains::CHECKS,
+        clones::CHECKS,
         closing::CHECKS,
         pool::CHECKS,
         procs::CHECKS,

@@ -35,10 +35,6 @@ pub const CHECKS: &[Check] = &[
     ("fork-both", fork_both),
     ("fork-child-closes", fork_child_closes),
     ("fork-parent-closes", fork_parent_closes),
-    ("vfork-child-closes", |cx| guest_closes(cx, Guest::Vfork)),
-    ("clone-child-closes", |cx| guest_closes(cx, Guest::Clone)),
-    ("clone-in-memory-child-closes", |cx| guest_closes(cx, Guest::CloneVm)),
-    ("fork-by-syscall-child-closes", |cx| guest_closes(cx, Guest::Syscall)),
     ("fork-child-exits", fork_child_exits),
     ("fork-child-epoll", fork_child_epoll),
     ("fork-then-shutdown", fork_then_shutdown),
@@ -55,21 +51,25 @@ pub const CHECKS: &[Check] = &[
 pub fn child(f: impl FnOnce() -> Res) -> Result<libc::pid_t, Why> {
     let pid = sys::fork()?;
     if pid == 0 {
-        sys::end_with_parent();
-        let code = match f() {
-            Ok(()) => 0,
-            Err(Why(w)) => {
-                eprintln!("rs-app: in the forked child: {w}");
-                if w.starts_with(LATE) {
-                    MERELY_LATE
-                } else {
-                    1
-                }
-            }
-        };
-        sys::exit(code);
+        sys::exit(in_child(f));
     }
     Ok(pid)
+}
+
+/// Runs `f` in a child. How that is to exit.
+pub fn in_child(f: impl FnOnce() -> Res) -> i32 {
+    sys::end_with_parent();
+    match f() {
+        Ok(()) => 0,
+        Err(Why(w)) => {
+            eprintln!("rs-app: in the forked child: {w}");
+            if w.starts_with(LATE) {
+                MERELY_LATE
+            } else {
+                1
+            }
+        }
+    }
 }
 
 /// How a child of [`child`] exits whose only fault is that something took too long.
@@ -541,67 +541,6 @@ fn fork_child_closes(cx: &mut Cx) -> Res {
     let pid = child(move || Ok(sys::close(fd)?))?;
     reap(pid)?;
     cx.warm(20, 0)?;
-    bye(cx)?;
-    Ok(())
-}
-
-/// How a process comes to be that has numbers of its own, and of which no `fork` tells.
-#[derive(Clone, Copy)]
-enum Guest {
-    /// In its parent's memory, which waits for it.
-    Vfork,
-    /// In a copy of its parent's memory.
-    Clone,
-    /// In its parent's memory, which goes on.
-    CloneVm,
-    /// In a copy, by libc's `syscall`.
-    Syscall,
-}
-
-/// What the child does with its number is nothing to its parent's.
-fn guest_closes(cx: &mut Cx, how: Guest) -> Res {
-    extern "C" fn close_it(fd: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: plain numbers; a child may do no more than this.
-        unsafe {
-            let fd = fd as usize as RawFd;
-            let r = libc::close(fd) + libc::close(fd);
-            // The second one is of a number that is free.
-            libc::_exit(if r == -1 { 0 } else { 1 })
-        }
-    }
-    let mut stack = vec![0u64; 32 << 10];
-    for _ in 0..3 {
-        let arg = cx.fd as usize as *mut libc::c_void;
-        // SAFETY: the child does nothing but `close_it`, on a stack of its own where it shares the memory and its parent
-        // goes on; that lives until the child has ended.
-        let pid = unsafe {
-            match how {
-                #[allow(deprecated)]
-                Guest::Vfork => match libc::vfork() {
-                    0 => libc::_exit(close_it(arg)),
-                    pid => pid,
-                },
-                Guest::Clone | Guest::CloneVm => {
-                    let flags = if matches!(how, Guest::CloneVm) { libc::CLONE_VM } else { 0 };
-                    let top = stack.as_mut_ptr_range().end.cast();
-                    libc::clone(close_it, top, flags | libc::SIGCHLD, arg)
-                }
-                Guest::Syscall => {
-                    #[cfg(target_arch = "x86_64")]
-                    let r = libc::syscall(libc::SYS_fork);
-                    #[cfg(not(target_arch = "x86_64"))]
-                    let r = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
-                    if r == 0 {
-                        libc::_exit(close_it(arg));
-                    }
-                    r as libc::pid_t
-                }
-            }
-        };
-        ensure!(pid > 0, "no child: {}", std::io::Error::last_os_error());
-        reap(pid)?;
-        cx.warm(20, 0)?;
-    }
     bye(cx)?;
     Ok(())
 }
