@@ -5,7 +5,7 @@ use crate::layout::*;
 use crate::ops::Outcome;
 use crate::stats::Why;
 use crate::switch::{RxPath, TxPath};
-use crate::sys::{self, sys};
+use crate::sys::{self, sys, Errno};
 use crate::table::{self, Before, Entry};
 use crate::{
     arena, bg, chaos, config, desk, early, epoll, fdhigh, foreign, forking, options, pins, process, pump, rendezvous,
@@ -137,14 +137,66 @@ pub fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
     if unsafe { sys!(libc::SYS_fcntl, old, libc::F_GETFD) }.is_err() {
         return Outcome::Bypass;
     }
-    // What `new` was is let go before the kernel does so; its number is replaced at once, not closed.
-    forget(new, How::Replace);
+    // SAFETY: a query.
+    let shared = process::has_threads() && unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) }.is_ok();
+    if shared {
+        // Another thread may be on its way into the kernel by that number, and read there what is no program's.
+        if let Entry::Conn(c) = table::get(old) {
+            process::try_give_up(c, Why::Replaced);
+        }
+    }
     // SAFETY: plain numbers.
-    let r = unsafe { sys!(libc::SYS_dup3, old, new, flags.unwrap_or(0)) };
+    let kernel = || unsafe { sys!(libc::SYS_dup3, old, new, flags.unwrap_or(0)) };
+    let r = match shared.then(|| replace(new, kernel)).flatten() {
+        Some(r) => r,
+        None => {
+            // What `new` was is let go before the kernel does so; its number is replaced at once, not closed.
+            forget(new, How::Replace);
+            kernel()
+        }
+    };
     if r.is_ok() {
         duplicated(old, new);
     }
     Outcome::from(r)
+}
+
+/// Has the kernel put another file in a connection's place, for whose locks calls by that number wait meanwhile: none is to
+/// find that nothing is known of it, and read in the kernel what is no program's. `None`: it is no connection's number.
+fn replace(fd: c_int, kernel: impl Fn() -> Result<usize, Errno>) -> Option<Result<usize, Errno>> {
+    loop {
+        let Entry::Conn(c) = table::get(fd) else { return None };
+        chaos::stumble();
+        let mut b = c.lock_both();
+        if !table::is(fd, c) {
+            continue;
+        }
+        let last = c.local().fds.load(SeqCst) == 1;
+        if last && !pins::set_aside(&mut b, fd) {
+            return None;
+        }
+        let r = kernel();
+        number_gone(c, fd);
+        drop(b);
+        if last {
+            pins::close_unheld(c);
+        }
+        // A call by that number is to look again.
+        c.notify();
+        return Some(r);
+    }
+}
+
+/// `fd` is the connection's no more. How many numbers it has left. Under its locks.
+fn number_gone(c: &Conn, fd: c_int) -> u32 {
+    table::take(fd);
+    let left = c.local().fds.fetch_sub(1, SeqCst) - 1;
+    if left > 0 && c.local().fd.load(Relaxed) == fd {
+        if let Some(other) = table::other_fd_of(c) {
+            c.local().fd.store(other, Relaxed);
+        }
+    }
+    left
 }
 
 /// The number was closed behind our back and is something else now.
@@ -261,14 +313,7 @@ fn forget(fd: c_int, how: How) -> Outcome {
         drop(b);
         return forget(fd, how);
     }
-    table::take(fd);
-    if c.local().fds.fetch_sub(1, SeqCst) > 1 {
-        // Other numbers remain.
-        if c.local().fd.load(Relaxed) == fd {
-            if let Some(other) = table::other_fd_of(c) {
-                c.local().fd.store(other, Relaxed);
-            }
-        }
+    if number_gone(c, fd) > 0 {
         let r = kernel();
         drop(b);
         // This may be a handler that has interrupted a call by that number, which is to look again.

@@ -4,7 +4,10 @@
 //! that is higher by what the library has mapped by then, and the program reads the one that it has set. A new image has none
 //! of these mappings: before `exec` the kernel gets the program's own limit.
 
-use crate::ops::Outcome::{self, Bypass, Done, Fail};
+use crate::ops::{
+    self,
+    Outcome::{self, Bypass, Done, Fail},
+};
 use crate::sys::{sys, SysResult};
 use crate::{bg, copy, process, shm};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -49,6 +52,11 @@ pub fn has_set_threads() -> bool {
     ask(libc::RLIMIT_NPROC).is_ok_and(|r| r.rlim_cur != THREADS.load(Relaxed))
 }
 
+/// How many files the process may have open.
+pub fn files() -> usize {
+    ask(libc::RLIMIT_NOFILE).map_or(usize::MAX, |r| r.rlim_cur as usize)
+}
+
 fn ask(resource: c_uint) -> SysResult<rlimit> {
     let mut r = rlimit { rlim_cur: RLIM_INFINITY, rlim_max: RLIM_INFINITY };
     // SAFETY: `r` is writable.
@@ -86,7 +94,12 @@ fn raised(new: rlimit, now: rlimit, before: rlimit, more: u64) -> rlimit {
 /// # Safety
 /// None: there may be nothing at `new` and `old`.
 pub unsafe fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> Outcome {
-    let ours = resource == libc::RLIMIT_AS && (pid == 0 || pid as u32 == process::pid());
+    let own = pid == 0 || pid as u32 == process::pid();
+    // No `poll` looks at anything then, and this library lives by it.
+    if own && resource == libc::RLIMIT_NOFILE && copy::read(new).is_ok_and(|r| r.rlim_cur == 0) {
+        ops::confining();
+    }
+    let ours = resource == libc::RLIMIT_AS && own;
     let more = if ours { shm::mapped() + bg::mapped() } else { 0 };
     // A guest is about to become another image.
     if more == 0 || !new.is_null() && process::is_guest() {

@@ -203,6 +203,12 @@ pub fn keep_open(b: &mut Both, fd: c_int) -> bool {
     if conn.local().pins.load(SeqCst) == 0 {
         return false;
     }
+    set_aside(b, fd)
+}
+
+/// The socket gets a number of the library's own instead of `fd`, its last one, until [`close_unheld`]. False: there is none.
+pub fn set_aside(b: &mut Both, fd: c_int) -> bool {
+    let conn = b.rx.conn();
     // A forked child would keep the peer from being told when it is closed.
     let Ok(own) = fdhigh::not_for_children(|| fdhigh::dup_high(fd)) else { return false };
     if conn.phase() == Phase::Managed {

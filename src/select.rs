@@ -7,8 +7,10 @@
 
 use crate::copy;
 use crate::dispatch::now_ns;
+use crate::limits;
 use crate::ops::{self, Outcome};
 use crate::room::{self, Room};
+use crate::sync::timespec_of;
 use crate::sys::sys;
 use core::mem::{size_of, MaybeUninit};
 use libc::{c_int, fd_set, pollfd, sigset_t};
@@ -225,6 +227,14 @@ unsafe fn wait(sets: &Sets, fds: &mut [pollfd], timeout_ns: i64, sigmask: *const
     let mut limit = timeout_ns;
     loop {
         match ops::poll(fds.as_mut_ptr(), fds.len(), limit, sigmask) {
+            Outcome::Fail(libc::EINVAL) if fds.len() > limits::files() => match in_pieces(fds, limit, sigmask) {
+                Outcome::Done(0) => {
+                    sets.clear();
+                    return Outcome::Done(0);
+                }
+                Outcome::Done(_) => {}
+                other => return other,
+            },
             Outcome::Done(0) => {
                 sets.clear();
                 return Outcome::Done(0);
@@ -246,6 +256,44 @@ unsafe fn wait(sets: &Sets, fds: &mut [pollfd], timeout_ns: i64, sigmask: *const
         if timeout_ns > 0 {
             limit = (end - now_ns()).max(0);
         }
+    }
+}
+
+/// [`ops::poll`] of more descriptors than the process may have open now, which `poll` refuses and `select` does not: as many at
+/// a time as it takes. What comes may be found a moment later than by one call.
+unsafe fn in_pieces(fds: &mut [pollfd], timeout_ns: i64, sigmask: *const sigset_t) -> Outcome {
+    const SLICE_NS: i64 = 1_000_000;
+    let end = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
+    let most = limits::files();
+    if most == 0 {
+        return Outcome::Fail(libc::EINVAL);
+    }
+    let mut slice = 0;
+    loop {
+        let mut ready = 0;
+        for (i, piece) in fds.chunks_mut(most).enumerate() {
+            // (Only one of them waits.)
+            match some(piece, if i == 0 { slice } else { 0 }, sigmask) {
+                Outcome::Done(n) => ready += n,
+                other => return other,
+            }
+        }
+        let left = if timeout_ns < 0 { SLICE_NS } else { end - now_ns() };
+        if ready > 0 || timeout_ns == 0 || left <= 0 {
+            return Outcome::Done(ready);
+        }
+        slice = left.min(SLICE_NS);
+    }
+}
+
+/// As [`ops::poll`], also where none of them is ours.
+unsafe fn some(fds: &mut [pollfd], timeout_ns: i64, sigmask: *const sigset_t) -> Outcome {
+    match ops::poll(fds.as_mut_ptr(), fds.len(), timeout_ns, sigmask) {
+        Outcome::Bypass => {
+            let ts = timespec_of(timeout_ns);
+            Outcome::from(sys!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), &ts, sigmask, size_of::<u64>()))
+        }
+        other => other,
     }
 }
 

@@ -265,6 +265,8 @@ why! {
     Chaos = 40, "a random move (RINGSOCK_CHAOS)";
     /// A socket from elsewhere.
     Network = 41, "its socket is of another network namespace than the one in which peers are looked for";
+    /// `dup2` onto a number in use, in a program with threads.
+    Replaced = 42, "its number was another file's before, by which threads may just be calling the kernel (dup2)";
     /// No RDMA device.
     NoDevice = 19, "the peer is on another host, and this one has no RDMA device that may be used";
     /// No way by RDMA.

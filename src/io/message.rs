@@ -37,7 +37,8 @@ fn still_unread(fd: c_int, conn: Option<&Conn>) -> c_int {
         RxPath::Tcp => kernel_has_fin(fd, conn),
         // An end of TCP's stands behind what is repeated there, or comes instead of the mark.
         RxPath::Replay | RxPath::Armed | RxPath::Draining => c.has_fin() || kernel_has_fin(fd, conn),
-        _ => c.has_fin(),
+        // A close has no other end than TCP's, of which the kernel may know before we have looked.
+        _ => c.has_fin() || c.has_closed_properly() && sys::poll_now(fd, libc::POLLRDHUP) != 0,
     };
     n + c_int::from(over)
 }

@@ -364,6 +364,9 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
         if b.skip > 0 && stands_at_error(fd, conn) {
             return Step::Return(Outcome::Done(0));
         }
+        if flags & libc::MSG_PEEK != 0 && b.len() > 1 && !conn.reads_ring() {
+            await_repeated(conn, b.len());
+        }
         // A handler that jumps out does so when the peer was told.
         let critical = Critical::new();
         let mut taken = take(fd, conn, *b, flags);
@@ -488,6 +491,11 @@ fn await_reset(conn: &Conn) {
 /// In the middle of a return what was readable has to come by TCP: the peer answers at once, so even a call
 /// that may not wait gives it a moment rather than lose sight of what was there.
 pub(super) fn await_resume(conn: &Conn) {
+    await_repeated(conn, 1);
+}
+
+/// The same for a look, which takes nothing and so sees no more than there is at once: `want` bytes, if so many had arrived.
+fn await_repeated(conn: &Conn, want: usize) {
     const MOST_NS: i64 = 100_000_000;
     /// Where this process answers itself nobody is stopped: the machine may be slow.
     const OWN_NS: i64 = 1_000_000_000;
@@ -495,9 +503,15 @@ pub(super) fn await_resume(conn: &Conn) {
     let is_own = unsafe { conn.link.load(Acquire).as_ref() }.is_some_and(|l| l.own);
     let held = || {
         let mut rx = conn.lock_rx();
+        let fd = conn.local().fd.load(Relaxed);
         match rx.path() {
-            RxPath::Returning => rx.ring().waiting() > 0,
-            RxPath::Replay => rx.missing_shown() > 0 && sys::poll_now(conn.local().fd.load(Relaxed), libc::POLLIN) == 0,
+            // A look still sees it there.
+            RxPath::Returning => want == 1 && rx.ring().waiting() > 0,
+            RxPath::Replay if want == 1 => rx.missing_shown() > 0 && sys::poll_now(fd, libc::POLLIN) == 0,
+            RxPath::Replay => {
+                let there = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+                there < want.min(rx.missing_shown()) && sys::poll_now(fd, libc::POLLRDHUP) == 0
+            }
             _ => false,
         }
     };
@@ -510,7 +524,12 @@ pub(super) fn await_resume(conn: &Conn) {
             conn.kicks.fetch_add(1, SeqCst);
             return;
         }
-        let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLIN, 1_000_000);
+        if want > 1 {
+            // Some of it is there already.
+            crate::sync::pause(100_000);
+        } else {
+            let _ = crate::poll::wait_one(conn.local().fd.load(Relaxed), libc::POLLIN, 1_000_000);
+        }
         pump::quick(conn);
     }
 }

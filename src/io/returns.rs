@@ -330,31 +330,69 @@ fn an_end_behind_a_mark_is_news_with_the_mark() {
     conn.set_phase(Phase::Closed);
 }
 
+impl OnRing {
+    /// Five bytes are in the ring, and the return has begun here.
+    fn returning() -> OnRing {
+        let r = OnRing::new();
+        *r.conn.lock_rx().ring() = crate::ring::RxRing::new(core::ptr::null(), r.slot, r.own);
+        r.slot.produced.store(5, SeqCst);
+        r.conn.lock_both().sw().leave();
+        pump::run(&mut r.conn.lock_both());
+        assert_eq!(r.conn.lock_rx().path(), RxPath::Returning);
+        r
+    }
+
+    /// The peer repeats them in these pieces, with a pause before each.
+    fn repeats(&self, ms: u64, pieces: &'static [&'static [u8]]) -> std::thread::JoinHandle<()> {
+        let mut peer = self.theirs.try_clone().unwrap();
+        std::thread::spawn(move || {
+            peer.write_all(&Frame::Return { consumed: 0 }.encode()).unwrap();
+            peer.write_all(&Frame::Resume { from: 0, until: 5 }.encode()).unwrap();
+            for piece in pieces {
+                std::thread::sleep(std::time::Duration::from_millis(ms));
+                peer.write_all(piece).unwrap();
+            }
+        })
+    }
+
+    fn receive(&self, flags: c_int) -> (Outcome, [u8; 50]) {
+        let mut b = [0u8; 50];
+        let v = one(b.as_mut_ptr().cast(), b.len());
+        // SAFETY: the buffer is writable; no message.
+        (unsafe { recv(self.ours.as_raw_fd(), &v, core::ptr::null_mut(), flags) }, b)
+    }
+}
+
 /// What is on its way from the ring to TCP had arrived: a receive whose time is over has it all the same.
 #[test]
 fn a_receive_without_time_waits_for_what_returns() {
-    use crate::ring::RxRing;
-    let r = OnRing::new();
-    know(r.ours.as_raw_fd(), r.conn);
-    *r.conn.lock_rx().ring() = RxRing::new(core::ptr::null(), r.slot, r.own);
-    r.slot.produced.store(5, SeqCst);
-    r.conn.lock_both().sw().leave();
-    pump::run(&mut r.conn.lock_both());
-    assert_eq!(r.conn.lock_rx().path(), RxPath::Returning);
+    let r = OnRing::returning();
     r.conn.rcvtimeo.store(1, SeqCst);
-    let mut peer = r.theirs.try_clone().unwrap();
-    let t = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        peer.write_all(&Frame::Return { consumed: 0 }.encode()).unwrap();
-        peer.write_all(&Frame::Resume { from: 0, until: 5 }.encode()).unwrap();
-        peer.write_all(b"bytes").unwrap();
-    });
-    let mut b = [0u8; 50];
-    let v = one(b.as_mut_ptr().cast(), b.len());
-    // SAFETY: the buffer is writable; no message.
-    let got = unsafe { recv(r.ours.as_raw_fd(), &v, core::ptr::null_mut(), libc::MSG_WAITALL) };
+    let t = r.repeats(5, &[b"bytes"]);
+    let (got, b) = r.receive(libc::MSG_WAITALL);
     t.join().unwrap();
     assert_eq!((got, &b[..5]), (Outcome::Done(5), &b"bytes"[..]));
+}
+
+/// A look sees what had arrived, also while some of it is on its way. (On a busy machine it may be so for too long.)
+#[test]
+fn a_look_sees_all_that_returns() {
+    for flags in [libc::MSG_PEEK, libc::MSG_PEEK | libc::MSG_DONTWAIT] {
+        let sees_all = |_| {
+            let r = OnRing::returning();
+            let t = r.repeats(30, &[b"b", b"ytes"]);
+            settle(r.conn, libc::POLLIN);
+            while r.conn.lock_rx().path() != RxPath::Replay {
+                pump::run(&mut r.conn.lock_both());
+            }
+            settle(r.conn, libc::POLLIN);
+            let (got, b) = r.receive(flags);
+            t.join().unwrap();
+            assert_eq!(r.receive(libc::MSG_DONTWAIT).0, Outcome::Done(5));
+            (got, &b[..5]) == (Outcome::Done(5), &b"bytes"[..])
+        };
+        assert!((0..3).any(sees_all), "with flags {flags:#x}");
+    }
 }
 
 /// A close that leaves bytes of TCP unread is a reset, and not one for frames alone: the peer is told so.

@@ -97,9 +97,7 @@ fn bear_by_clone(f: &mut dyn FnMut() -> Res) -> Result<libc::pid_t, Why> {
     let mut stack = vec![0u64; 32 << 10];
     let mut f = f;
     // SAFETY: the child has a copy of all of it.
-    let pid = unsafe {
-        libc::clone(run, stack.as_mut_ptr_range().end.cast(), libc::SIGCHLD, (&raw mut f).cast())
-    };
+    let pid = unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), libc::SIGCHLD, (&raw mut f).cast()) };
     born(pid, f)
 }
 

@@ -46,7 +46,24 @@ pub const CHECKS: &[Check] = &[
     ("close-set-under-a-wait", |cx| set_under_a_wait(cx, close_and_reuse)),
     ("replace-set-under-a-wait", |cx| set_under_a_wait(cx, replace)),
     ("handler-closes-another-number", handler_closes),
+    ("replace-by-a-connection-among-threads", by_a_connection),
 ];
+
+/// Another thread may be on its way into the kernel with the number of a file that a connection takes the place of: so what it
+/// would read there is to be the program's.
+fn by_a_connection(cx: &mut Cx) -> Res {
+    let at = other_file()?;
+    let (over, ended) = mpsc::channel::<()>();
+    let t = spawn(move || ended.recv());
+    sys::dup2(cx.fd, at)?;
+    sys::close(std::mem::replace(&mut cx.fd, at))?;
+    let before = sys::tcp_bytes(cx.fd)?;
+    cx.warm(40, 0)?;
+    ensure!(sys::tcp_bytes(cx.fd)? != before, "its bytes are not those of TCP");
+    drop(over);
+    let _ = t.join();
+    Ok(())
+}
 
 /// A child that is forked after a connection was closed holds it no more, though another child does and it is still to be
 /// brought home for that one: the peer sees the end as soon as that one is gone.

@@ -13,6 +13,7 @@ pub const CHECKS: &[Check] = &[
     ("poll-in", poll_in),
     ("poll-many", poll_many),
     ("poll-as-many-as-may-be-open", poll_limit),
+    ("select-beyond-the-limit", select_limit),
     ("poll-of-the-end-alone", poll_end),
     ("poll-while-another-moves", poll_moves),
     ("poll-means-bytes-while-it-moves", poll_means_bytes),
@@ -60,13 +61,7 @@ fn poll_many(cx: &mut Cx) -> Res {
 /// The kernel takes as many as the process may have open, and not one more.
 fn poll_limit(cx: &mut Cx) -> Res {
     for most in [64usize, 300, 2] {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the limit is readable and writable.
-        unsafe {
-            same!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0, "getrlimit");
-            limit.rlim_cur = most as u64;
-            same!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0, "setrlimit");
-        }
+        limit_files(most as u64)?;
         let mut p = vec![libc::pollfd { fd: -1, events: POLLIN, revents: 0 }; most + 1];
         p[most / 2].fd = cx.fd;
         same!(sys::poll(&mut p[..most], 0), Ok(0), "poll of {most} that does not wait");
@@ -77,6 +72,42 @@ fn poll_limit(cx: &mut Cx) -> Res {
         same!(p[most / 2].revents, POLLIN, "what the connection has");
         cx.recv(100)?;
         cx.wait()?;
+    }
+    Ok(())
+}
+
+fn limit_files(most: u64) -> Res {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is readable and writable.
+    unsafe {
+        same!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0, "getrlimit");
+        limit.rlim_cur = most;
+        same!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0, "setrlimit");
+    }
+    Ok(())
+}
+
+/// `select` knows no such limit as `poll` does. With none that may be open a connection that is goes on.
+fn select_limit(cx: &mut Cx) -> Res {
+    let other = sys::dup(cx.fd)?;
+    let (rd, wr) = sys::pipe()?;
+    for most in [2, 1, 0] {
+        limit_files(most)?;
+        let all = [rd, cx.fd, other];
+        same!(sys::select(&all, &[], 0)?, (vec![], vec![]), "what is readable of three files, with {most}");
+        same!(sys::select(&all, &[wr, cx.fd], 500)?, (vec![], vec![wr, cx.fd]), "what is writable, with {most}");
+        let began = Instant::now();
+        same!(sys::select(&all, &[], 30)?, (vec![], vec![]), "what is readable after 30 ms, with {most}");
+        ensure!(ms(began) >= 29, "it took {} ms", ms(began));
+        // (What the check itself needs polls.)
+        limit_files(64)?;
+        cx.later(30, 100)?;
+        limit_files(most)?;
+        same!(sys::select(&all, &[], 5000)?, (vec![cx.fd, other], vec![]), "what is readable then, with {most}");
+        cx.recv(100)?;
+        limit_files(64)?;
+        cx.wait()?;
+        cx.warm(20, 0)?;
     }
     Ok(())
 }
