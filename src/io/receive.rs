@@ -298,6 +298,12 @@ pub(super) fn stands_at_error(fd: c_int, conn: &Conn) -> bool {
     conn.lock_rx().path() == RxPath::Tcp && errs() && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0)
 }
 
+/// Whether an urgent byte is next. No receive that has bytes already goes over it, wherever those were.
+fn stands_at_mark(fd: c_int, conn: &Conn) -> bool {
+    const SIOCATMARK: u64 = 0x8905;
+    !conn.reads_ring() && sys::ioctl_int(fd, SIOCATMARK) == Ok(1)
+}
+
 fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call: &mut Call) -> Step {
     if conn.rx_lock.held_by_me() {
         // A signal handler inside our own call: it cannot wait for itself.
@@ -361,7 +367,7 @@ fn recv_managed(fd: c_int, conn: &'static Conn, b: &mut Bufs, flags: c_int, call
                 return done;
             }
         }
-        if b.skip > 0 && stands_at_error(fd, conn) {
+        if b.skip > 0 && (stands_at_error(fd, conn) || stands_at_mark(fd, conn)) {
             return Step::Return(Outcome::Done(0));
         }
         if flags & libc::MSG_PEEK != 0 && b.len() > 1 && !conn.reads_ring() {
@@ -452,6 +458,9 @@ fn rest(fd: c_int, conn: &'static Conn, mut b: Bufs, flags: c_int) -> usize {
     let mut n = 0;
     while b.len() > 0 && lacks() {
         await_resume(conn);
+        if stands_at_mark(fd, conn) {
+            break;
+        }
         match take(fd, conn, b, flags) {
             Take::Got(got) => {
                 conn.tell_read();
