@@ -47,6 +47,7 @@ hook! {
         pid
     }
 }
+
 /// Around what forks without that libc calls us.
 pub unsafe fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     before_fork();

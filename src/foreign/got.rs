@@ -6,6 +6,8 @@ use crate::{fds, process};
 /// `fd` is what process `pidfd` has as its `theirs`. A connection that it has on rings comes home, for good: the kernel does
 /// not tell it that there is one more who holds it.
 pub fn got(pidfd: c_int, theirs: c_int, fd: c_int) {
+    // (The look for whose it is opens a file.)
+    let _room = Room::make();
     let Some(pid) = process_of(pidfd) else { return };
     if pid == sys::pid() {
         return fds::duplicated(theirs, fd);
@@ -13,7 +15,6 @@ pub fn got(pidfd: c_int, theirs: c_int, fd: c_int) {
     if !is_tcp(fd) || !rv::is_or_was_one(fd) {
         return;
     }
-    let _room = Room::make();
     if process::is_guest() {
         // The number would be one of another process, whose memory this is.
         ask_from(pid, fd, FOR_GOOD, false);
