@@ -141,9 +141,7 @@ pub fn dup2(old: c_int, new: c_int, flags: Option<c_int>) -> Outcome {
     let shared = process::has_threads() && unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) }.is_ok();
     if shared {
         // Another thread may be on its way into the kernel by that number, and read there what is no program's.
-        if let Entry::Conn(c) = table::get(old) {
-            process::try_give_up(c, Why::Replaced);
-        }
+        table::each_record(old, |c| process::try_give_up(c, Why::Replaced));
     }
     // SAFETY: plain numbers.
     let kernel = || unsafe { sys!(libc::SYS_dup3, old, new, flags.unwrap_or(0)) };
@@ -525,6 +523,11 @@ pub fn shutdown(fd: c_int, how: c_int) -> Outcome {
     }
     c.hear();
     let mut b = c.lock_both();
+    if c.phase() == Phase::Closed && !table::is(fd, c) {
+        // It goes on as another record.
+        drop(b);
+        return shutdown(fd, how);
+    }
     if c.phase() != Phase::Managed {
         // The kernel wakes all who wait for the socket, also where there is nothing to shut.
         c.kicks.fetch_add(1, SeqCst);

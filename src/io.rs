@@ -294,13 +294,24 @@ enum Step {
 
 /// What a call on `fd` is about, with a number of it, where that is ours to serve.
 fn live(fd: c_int, flags: c_int, begun: bool) -> (c_int, Option<&'static Conn>) {
-    let (fd, conn) = if begun || pins::is_whole() { pins::find(fd) } else { (fd, early::conn(fd)) };
-    let served = conn.filter(|c| match c.phase() {
-        // What is in the error queue is the kernel's, and never waited for.
-        Phase::Raw | Phase::Managed | Phase::Away => flags & libc::MSG_ERRQUEUE == 0,
-        _ => false,
-    });
-    (fd, served)
+    loop {
+        let (at, conn) = if begun || pins::is_whole() { pins::find(fd) } else { (fd, early::conn(fd)) };
+        let Some(c) = conn else { return (at, None) };
+        chaos::stumble();
+        return match c.phase() {
+            // What is in the error queue is the kernel's, and never waited for.
+            Phase::Raw | Phase::Managed | Phase::Away if flags & libc::MSG_ERRQUEUE != 0 => (at, None),
+            Phase::Raw | Phase::Managed | Phase::Away => (at, Some(c)),
+            // It goes on as another record, which is to count what the kernel moves, and may be on a ring.
+            _ if !c.is_at(at) => continue,
+            _ => (at, None),
+        };
+    }
+}
+
+/// Whether the library serves transfers by `fd`.
+pub fn serves(fd: c_int) -> bool {
+    live(fd, 0, false).1.is_some()
 }
 
 /// A single buffer as an `iovec`.

@@ -189,17 +189,13 @@ pub fn leave_alone() -> bool {
 
 /// libc is about to use `fd` by itself, where we do not see it: a connection stays on, or returns to, TCP.
 pub fn to_kernel(fd: c_int) {
-    if let Some(c) = table::conn(fd) {
-        process::give_up(c, Why::LibcWrites);
-    }
+    table::each_record(fd, |c| process::give_up(c, Why::LibcWrites));
 }
 
 /// As [`to_kernel`]; libc is about to read there. What cannot return, because its sender is gone, must not look to it
 /// like the end of the stream.
 pub fn to_reader(fd: c_int) {
-    if let Some(c) = table::conn(fd) {
-        process::give_up(c, Why::Libc);
-    }
+    table::each_record(fd, |c| process::give_up(c, Why::Libc));
 }
 
 /// libc is about to close `fd`, which has a stream, by itself.

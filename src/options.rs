@@ -62,7 +62,11 @@ pub fn reread(c: &Conn) {
     if c.phase() != Phase::Raw || !c.visited.load(Relaxed) && c.holders.at_most() <= 1 {
         return;
     }
-    let fd = c.local().fd.load(Relaxed);
+    read_usual(c, c.local().fd.load(Relaxed));
+}
+
+/// Notes what decides how calls behave on a connection that is on TCP, as the kernel has it.
+pub fn read_usual(c: &Conn, fd: c_int) {
     read_timeouts(c, fd);
     note_lowat(c, fd);
     // SAFETY: a query.
@@ -184,13 +188,15 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Outcome {
     if let Some(r) = (!is_async).then(|| table::quickly(fd, set)).flatten() {
         return Outcome::from(r);
     }
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if is_async {
         // SIGIO comes from the kernel's socket only. What the return itself moves there is none, if the peer reads.
-        process::try_give_up(c, Why::Signals);
+        table::each_record(fd, |c| process::try_give_up(c, Why::Signals));
     }
-    visit::arrive_by_exec(c);
-    Outcome::from(set(c))
+    let done = table::each_record(fd, |c| {
+        visit::arrive_by_exec(c);
+        Outcome::from(set(c))
+    });
+    done.unwrap_or(Outcome::Bypass)
 }
 
 /// `ioctl(2)`.
@@ -211,15 +217,18 @@ pub unsafe fn ioctl(fd: c_int, req: u64, arg: usize) -> Outcome {
     if let Some(r) = sets.then(|| table::quickly(fd, set)).flatten() {
         return Outcome::from(r);
     }
-    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if sets {
-        visit::arrive_by_exec(c);
-        return Outcome::from(set(c));
+        let done = table::each_record(fd, |c| {
+            visit::arrive_by_exec(c);
+            Outcome::from(set(c))
+        });
+        return done.unwrap_or(Outcome::Bypass);
     }
+    let Some(c) = table::conn(fd) else { return Outcome::Bypass };
     if req == libc::FIOASYNC {
         // SAFETY: there may be nothing.
         if unsafe { copy::read(arg as *const c_int) }.is_ok_and(|on| on != 0) {
-            process::try_give_up(c, Why::Signals);
+            table::each_record(fd, |c| process::try_give_up(c, Why::Signals));
         }
         return Outcome::Bypass;
     }
@@ -366,7 +375,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         // SAFETY: the caller's promise.
         (libc::IPPROTO_TCP, libc::TCP_INFO) if c.is_ours() => return unsafe { tcp_info(c, fd, val, len) },
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
-            process::give_up(c, Why::ZeroCopy);
+            table::each_record(fd, |c| process::give_up(c, Why::ZeroCopy));
             return Outcome::Bypass;
         }
         _ => return Outcome::Bypass,
@@ -457,9 +466,8 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         CONNECTS_LATE.store(true, Relaxed);
     }
     let feature = asked_feature(level, name);
-    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
-    let counts = (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ);
-    if feature.is_none() && level != libc::SOL_SOCKET && !tcp && !counts {
+    let ours = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY | libc::TCP_INQ);
+    if feature.is_none() && level != libc::SOL_SOCKET && !ours {
         return Outcome::Bypass;
     }
     // Many programs set these first; of such a connection nothing is kept that they would change.
@@ -471,7 +479,9 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     if usual && table::fresh(fd).is_some() {
         return Outcome::Bypass;
     }
-    let Some(c) = table::conn(fd) else {
+    // SAFETY: the caller's promise.
+    let done = table::each_record(fd, |c| unsafe { setsockopt_of(c, fd, (level, name), val, len) });
+    done.unwrap_or_else(|| {
         let is_tcp =
             || table::is_tcp(fd) || sys::sockopt_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
         let limits = level == libc::SOL_SOCKET && is_time_limit(name);
@@ -481,8 +491,22 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         if limits && is_tcp() {
             BEGINS_WITH_LIMITS.store(true, Relaxed);
         }
-        return Outcome::Bypass;
-    };
+        Outcome::Bypass
+    })
+}
+
+/// The same of a connection, one that matters here.
+///
+/// # Safety
+/// As for the call.
+unsafe fn setsockopt_of(
+    c: &'static Conn,
+    fd: c_int,
+    (level, name): (c_int, c_int),
+    val: *const c_void,
+    len: socklen_t,
+) -> Outcome {
+    let feature = asked_feature(level, name);
     if feature == Some(Why::Ulp) {
         // Programs ask so whether there is one. As long as it has no keys, what is sent is what is received.
         // SAFETY: as for the call.
@@ -502,6 +526,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         (level, name),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_LINGER) | (libc::IPPROTO_TCP, libc::TCP_CORK)
     );
+    let tcp = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY);
     // What is held back is another process's to show, and whoever waits for more than one byte its to wake.
     let its = tcp && c.held.load(SeqCst) != 0 || (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
     if its && c.is_inherited() {
@@ -513,7 +538,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
     if r.is_err() {
         return Outcome::from(r);
     }
-    if counts {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
         // SAFETY: the kernel has just read it.
         c.inq.store(unsafe { (val as *const c_int).read_unaligned() } != 0, Relaxed);
         return Outcome::from(r);

@@ -615,12 +615,12 @@ pub unsafe fn passing_fds(msg: *const libc::msghdr) {
     if !sys::is_readable(control, len) {
         return;
     }
-    let share = |fd| match table::conn(fd) {
-        Some(conn) => {
-            crate::foreign::hand_on(conn);
-            give_up(conn, Why::Shared);
-        }
-        None => early::shared(fd),
+    let share = |fd| {
+        let hand_on = |c| {
+            crate::foreign::hand_on(c);
+            give_up(c, Why::Shared);
+        };
+        table::each_record(fd, hand_on).unwrap_or_else(|| early::shared(fd));
     };
     // SAFETY: it was just looked for.
     unsafe { fds_in(control, len, share) };

@@ -2,7 +2,7 @@
 
 use crate::conn::Conn;
 use crate::epoll::Set;
-use crate::{shm, thread};
+use crate::{chaos, shm, thread};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::*};
 use libc::c_int;
 
@@ -152,6 +152,20 @@ pub fn conn(fd: c_int) -> Option<&'static Conn> {
         Entry::Conn(c) => Some(c),
         _ => None,
     }
+}
+
+/// Does `f` with the connection that `fd` is, and again where that has got another record meanwhile, which knows nothing of it:
+/// what a forked child has for itself goes on as a record of its own. `None`: it is no connection.
+pub fn each_record<R>(fd: c_int, mut f: impl FnMut(&'static Conn) -> R) -> Option<R> {
+    let mut done = None;
+    while let Some(c) = conn(fd) {
+        chaos::stumble();
+        done = Some(f(c));
+        if is(fd, c) {
+            break;
+        }
+    }
+    done
 }
 
 /// Whether `fd` is (still) this connection.
@@ -372,6 +386,26 @@ mod tests {
         fn drop(&mut self) {
             self.0.store(u32::MAX, SeqCst);
         }
+    }
+
+    /// What is set on a connection that gets another record meanwhile is set on that one, too.
+    #[test]
+    fn both_records_are_told() {
+        for_tests();
+        let fd = crate::fdhigh::dup_high(2).unwrap();
+        let [old, new] = [(); 2].map(|()| crate::arena::alloc().unwrap());
+        assert!(put_conn(fd, old));
+        let mut told = Vec::new();
+        let done = each_record(fd, |c| {
+            put_conn(fd, new);
+            told.push(c as *const Conn);
+            told.len()
+        });
+        assert_eq!((done, told), (Some(2), vec![old as *const Conn, new]));
+        take(fd);
+        assert_eq!(each_record(fd, |_| ()), None);
+        crate::sys::close(fd);
+        [old, new].iter().for_each(|c| c.set_phase(Phase::Closed));
     }
 
     /// Who closes a connection without more ado has it for himself, though somebody goes through all records meanwhile, and

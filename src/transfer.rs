@@ -7,7 +7,7 @@ use crate::room::{self, Room};
 use crate::signals::Since;
 use crate::stats::Why;
 use crate::sys::{self, sys, Errno};
-use crate::{copy, early, pins, poll, process, pump, table, visit};
+use crate::{copy, pins, poll, process, pump, table, visit};
 use core::ptr::null;
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, c_uint, iovec, off64_t};
@@ -45,8 +45,7 @@ pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> O
 /// # Safety
 /// `off` is null or valid.
 unsafe fn send_file(out: c_int, inp: c_int, off: *mut off64_t, n: usize) -> Outcome {
-    let is_ours = |c: &&Conn| matches!(c.phase(), Phase::Raw | Phase::Managed | Phase::Away);
-    if early::conn(out).filter(is_ours).is_none() {
+    if !io::serves(out) {
         return Outcome::Bypass;
     }
     if !is_readable(inp) {
@@ -222,6 +221,11 @@ pub unsafe fn splice(
             if c.phase() == Phase::Away && visit::is_home(&mut c.lock_both()) {
                 break;
             }
+        }
+        if c.phase() == Phase::Closed && !c.is_at(given[k]) {
+            // It goes on as another record.
+            // SAFETY: as for this one.
+            return unsafe { splice(inp, offin, out, offout, n, flags) };
         }
         if c.phase() == Phase::Managed && c.has_ended(END_EOF) {
             if table::conn(inp).is_some_and(|i| core::ptr::eq(i, c)) {

@@ -605,6 +605,9 @@ fn adopt(old: &'static Conn) -> Option<&'static Conn> {
         return None;
     }
     new.take_over(old);
+    // Who finds it in the table uses it, and who closes it waits.
+    let whole = new.lock_both();
+    new.set_phase(Phase::Raw);
     epoll::moved(old, new, || {
         for fd in 0..=table::highest() {
             if table::is(fd, old) {
@@ -612,7 +615,9 @@ fn adopt(old: &'static Conn) -> Option<&'static Conn> {
             }
         }
     });
-    new.set_phase(Phase::Raw);
+    // After that: whoever sets something meanwhile notes it there, or is seen here to have set it.
+    options::read_usual(new, local.fd.load(Relaxed));
+    drop(whole);
     old.set_phase(Phase::Closed);
     drop(b);
     old.notify();

@@ -27,6 +27,9 @@ pub unsafe fn recv(fd: c_int, iov: &[iovec], msg: *mut msghdr, flags: c_int) -> 
         if flags & libc::MSG_OOB != 0 {
             // None is there before the peer's side is home.
             crate::process::try_give_up(conn, Why::Urgent);
+            if !conn.is_at(at) {
+                continue;
+            }
             return Outcome::Bypass;
         }
         visit::arrive(conn);

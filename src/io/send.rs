@@ -49,6 +49,9 @@ pub unsafe fn send_after(fd: c_int, iov: &[iovec], sent: usize, msg: *const msgh
                     return Outcome::Fail(libc::EINTR);
                 }
             }
+            if !conn.is_at(at) {
+                continue;
+            }
             return match pins::number(fd) {
                 n if n == fd => Outcome::Bypass,
                 // SAFETY: the caller's promise.

@@ -471,3 +471,34 @@ fn a_call_that_may_not_wait_stands_back_for_a_moment() {
     });
     conn.set_phase(Phase::Closed);
 }
+
+/// A connection that gets another record is served without a gap: what the kernel moved meanwhile nobody would count.
+#[test]
+fn a_call_finds_what_a_connection_goes_on_as() {
+    const TIMES: u32 = 20_000;
+    let [a, b] = [(); 2].map(|()| crate::arena::alloc().unwrap());
+    let fd = crate::fdhigh::dup_high(2).unwrap();
+    a.set_phase(Phase::Raw);
+    know(fd, a);
+    let over = core::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let calls = s.spawn(|| {
+            let mut gaps = 0;
+            while !over.load(SeqCst) {
+                gaps += u32::from(live(fd, 0, false).1.is_none());
+            }
+            gaps
+        });
+        for (old, new) in [(a, b), (b, a)].into_iter().cycle().take(TIMES as usize) {
+            new.set_phase(Phase::Raw);
+            table::put_conn(fd, new);
+            old.set_phase(Phase::Closed);
+            std::thread::yield_now();
+        }
+        over.store(true, SeqCst);
+        assert_eq!(calls.join().unwrap(), 0);
+    });
+    table::take(fd);
+    sys::close(fd);
+    [a, b].iter().for_each(|c| c.set_phase(Phase::Closed));
+}

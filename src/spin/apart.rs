@@ -101,11 +101,16 @@ mod tests {
     fn the_processor_is_another_and_the_affinity_the_same() {
         std::thread::spawn(|| {
             let (before, n) = allowed().unwrap();
-            let (here, may) = (cpu(), before.iter().map(|w| w.count_ones()).sum::<u32>() > 1);
-            DONE.until.store(0, Relaxed);
-            assert_eq!(part(1), may);
-            assert!(!may || cpu() != here);
-            assert!(allowed().unwrap().0 == before);
+            let may = before.iter().map(|w| w.count_ones()).sum::<u32>() > 1;
+            // (Where others run, the kernel may move it back at once.)
+            let moved = (0..50).any(|_| {
+                let here = cpu();
+                DONE.until.store(0, Relaxed);
+                assert_eq!(part(1), may);
+                assert!(allowed().unwrap().0 == before);
+                cpu() != here
+            });
+            assert_eq!(moved, may);
             assert!(!part(2), "so soon after the last time");
             // Where somebody has set it nothing happens.
             let mut one = [0; WORDS];
