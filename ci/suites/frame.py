@@ -189,6 +189,8 @@ class Place:
             self.env.update({k: v.format(seed=seed) for k, v in settings.items()})
             if links:
                 self.env["RINGSOCK_LINKS"] = links
+                # A link between hosts takes longer than what most of these connections do.
+                self.env["WARM_ROUNDS"] = "300"
         if pairs:
             self.env["WARM_PAIRS"] = pairs
         if libraries:

@@ -10,6 +10,8 @@
 //! thread that dials is the one that goes on with the connection. Where any thread may take up what another has dialled, it
 //! would send, or take what is played, in the middle of it: `WARM_BOTH=no`.
 //!
+//! `WARM_ROUNDS=N`: up to `N` round trips, until one goes by no kernel's socket. Between hosts a link takes longer.
+//!
 //! `WARM_PAIRS=pipes,sockets` makes pipes, and pairs of Unix stream sockets, of TCP.
 
 mod pairs;
@@ -21,7 +23,7 @@ use core::time::Duration;
 use libc::{sockaddr, socklen_t};
 use std::os::unix::ffi::OsStrExt;
 
-/// More than it takes for a connection to move with any setting.
+/// More than it takes for a connection to move with any setting, where its ends have a link.
 const ROUNDS: usize = 10;
 /// Between two rounds: the library's thread needs the processor too.
 const REST: Duration = Duration::from_micros(300);
@@ -35,6 +37,10 @@ const WAITS: u64 = 1;
 const BOTH: u64 = 2;
 const GONE: u64 = 3;
 
+/// The byte of a round trip that others follow, and of the last one.
+const MORE: u8 = b'w';
+const LAST: u8 = b'e';
+
 const CELLS: usize = 1 << 16;
 
 /// What is known of one connection: its ports and one of the states above, and who dialled it, on which fd.
@@ -47,6 +53,8 @@ struct Cell {
 static TABLE: AtomicPtr<Cell> = AtomicPtr::new(core::ptr::null_mut());
 /// One thread may play both parts.
 static MAY_PLAY_BOTH: AtomicBool = AtomicBool::new(true);
+/// So many round trips at the most.
+static MOST: AtomicUsize = AtomicUsize::new(ROUNDS);
 
 /// A function that comes after this library's own, once it has been looked up.
 struct Next(&'static CStr, AtomicUsize);
@@ -74,6 +82,8 @@ extern "C" fn begin() {
     let Some(path) = std::env::var_os("WARM_TABLE") else { return };
     let Ok(path) = std::ffi::CString::new(path.as_bytes()) else { return };
     MAY_PLAY_BOTH.store(std::env::var_os("WARM_BOTH").is_none_or(|v| v != "no"), Relaxed);
+    let most = std::env::var("WARM_ROUNDS").ok().and_then(|n| n.parse().ok());
+    MOST.store(most.unwrap_or(ROUNDS).max(ROUNDS), Relaxed);
     let size = CELLS * size_of::<Cell>();
     // SAFETY: plain calls; what is mapped stays for good.
     unsafe {
@@ -153,35 +163,69 @@ fn wait(fd: c_int, events: i16) {
     unsafe { libc::poll(&mut p, 1, 100) };
 }
 
-/// Moves one byte, in either mode of the socket. Returns false if that cannot be.
-fn byte(fd: c_int, events: i16, call: impl Fn(*mut c_void) -> isize) -> bool {
-    let mut b = b'w';
+/// Moves one byte, in either mode of the socket. Returns it; `None` if that cannot be.
+fn byte(fd: c_int, events: i16, mut b: u8, call: impl Fn(*mut c_void) -> isize) -> Option<u8> {
     for _ in 0..200 {
         match call((&raw mut b).cast()) {
-            1 => return b == b'w',
+            1 => return matches!(b, MORE | LAST).then_some(b),
             n if n < 0 && matches!(errno(), libc::EAGAIN | libc::EINTR) => wait(fd, events),
             _ => break,
         }
     }
-    false
+    None
 }
 
-fn send(fd: c_int) -> bool {
+fn send(fd: c_int, b: u8) -> bool {
     // SAFETY: one byte of the caller's.
-    byte(fd, libc::POLLOUT, |b| unsafe { libc::send(fd, b, 1, libc::MSG_NOSIGNAL) })
+    byte(fd, libc::POLLOUT, b, |b| unsafe { libc::send(fd, b, 1, libc::MSG_NOSIGNAL) }).is_some()
 }
 
-fn receive(fd: c_int) -> bool {
+fn receive(fd: c_int) -> Option<u8> {
     // SAFETY: one byte of the caller's.
-    byte(fd, libc::POLLIN, |b| unsafe { libc::recv(fd, b, 1, 0) })
+    byte(fd, libc::POLLIN, 0, |b| unsafe { libc::recv(fd, b, 1, 0) })
 }
 
-fn play(mut round: impl FnMut() -> bool) {
-    for _ in 0..ROUNDS {
-        if !round() {
-            break;
+/// How much the kernel's socket has sent and received. `None`: it does not tell, as before Linux 5.5.
+fn by_kernel(fd: c_int) -> Option<[u64; 2]> {
+    // `tcpi_bytes_received` and `tcpi_bytes_sent` of struct tcp_info (linux/tcp.h), in words.
+    const RECEIVED: usize = 16;
+    const SENT: usize = 25;
+    let mut info = [0u64; 32];
+    let mut n = size_of_val(&info) as socklen_t;
+    // SAFETY: `info` has `n` bytes.
+    let r = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &mut n) };
+    (r == 0 && n as usize > SENT * size_of::<u64>()).then(|| [info[SENT], info[RECEIVED]])
+}
+
+/// Plays round trips of `fd` until they go by no kernel's socket; `round` is given the byte of one.
+fn lead(fd: c_int, round: impl Fn(u8) -> bool) {
+    let most = MOST.load(Relaxed);
+    let (mut before, mut moved) = (by_kernel(fd), false);
+    for n in 1.. {
+        let last = n >= ROUNDS && moved || n >= most;
+        if !round(if last { LAST } else { MORE }) || last {
+            return;
         }
         std::thread::sleep(REST);
+        let now = by_kernel(fd);
+        moved = now.is_some() && now == before;
+        before = now;
+    }
+}
+
+/// Plays both parts.
+fn play_both(dialled: c_int, accepted: c_int) {
+    let over = |from, to, b| send(from, b) && receive(to).is_some();
+    lead(dialled, |b| over(dialled, accepted, b) && over(accepted, dialled, b));
+}
+
+/// Plays the other part of that.
+fn follow(fd: c_int) {
+    while let Some(b) = receive(fd).filter(|b| send(fd, *b)) {
+        std::thread::sleep(REST);
+        if b == LAST {
+            break;
+        }
     }
 }
 
@@ -204,7 +248,7 @@ fn dialled(fd: c_int) {
         }
     }
     if at.state.compare_exchange(says(WAITS), says(GONE), SeqCst, SeqCst) == Err(says(BOTH)) {
-        play(|| send(fd) && receive(fd));
+        lead(fd, |b| send(fd, b) && receive(fd).is_some());
     }
 }
 
@@ -214,7 +258,7 @@ fn accepted(fd: c_int) {
     let says = |what| ports << 32 | what;
     for _ in 0..LOOKS {
         match at.state.compare_exchange(says(WAITS), says(BOTH), SeqCst, SeqCst) {
-            Ok(_) => return play(|| receive(fd) && send(fd)),
+            Ok(_) => return follow(fd),
             Err(s) if s == says(GONE) => break,
             Err(_) => std::thread::sleep(TICK),
         }
@@ -227,7 +271,7 @@ fn accepted(fd: c_int) {
     let mine = at.thread.load(SeqCst) == unsafe { libc::gettid() };
     let there = mine && at.state.load(SeqCst) == says(GONE) && self::ports(other, true) == Some(ports);
     if there && untouched(fd) && untouched(other) {
-        play(|| send(other) && receive(fd) && send(fd) && receive(other));
+        play_both(other, fd);
     }
 }
 

@@ -101,7 +101,7 @@ fn connection(flags: c_int) -> Option<[c_int; 2]> {
         let accept = core::mem::transmute::<usize, Accept4>(ACCEPT4.get());
         accept(listener.0, nowhere, nowhere.cast(), libc::SOCK_CLOEXEC)
     })?;
-    play(|| send(dialled.0) && receive(accepted.0) && send(accepted.0) && receive(dialled.0));
+    play_both(dialled.0, accepted.0);
     if !accepted.set(flags) || !dialled.set(flags) {
         return None;
     }
