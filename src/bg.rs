@@ -25,6 +25,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 pub mod guests;
 mod held;
+mod home;
 mod idle;
 pub mod last;
 mod life;
@@ -518,7 +519,7 @@ impl Bg {
         if upgrade::confirm(conn) {
             pump::drive(conn);
         }
-        if upgrade::is_orphan(conn) {
+        if home::is_orphan(conn) {
             pump::bereave(&mut conn.lock_both());
         }
         let unseen = !conn.evidence.load(SeqCst) && epoll::is_unawaited(conn);
