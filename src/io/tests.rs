@@ -480,12 +480,13 @@ fn a_call_finds_what_a_connection_goes_on_as() {
     let fd = crate::fdhigh::dup_high(2).unwrap();
     a.set_phase(Phase::Raw);
     know(fd, a);
-    let over = core::sync::atomic::AtomicBool::new(false);
+    let (over, made) = (core::sync::atomic::AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|s| {
         let calls = s.spawn(|| {
             let mut gaps = 0;
             while !over.load(SeqCst) {
                 gaps += u32::from(live(fd, 0, false).1.is_none());
+                made.fetch_add(1, SeqCst);
             }
             gaps
         });
@@ -493,7 +494,11 @@ fn a_call_finds_what_a_connection_goes_on_as() {
             new.set_phase(Phase::Raw);
             table::put_conn(fd, new);
             old.set_phase(Phase::Closed);
-            std::thread::yield_now();
+            // (No connection goes back to a record that it has left: no call is to see that.)
+            let before = made.load(SeqCst);
+            while made.load(SeqCst).wrapping_sub(before) < 2 {
+                std::thread::yield_now();
+            }
         }
         over.store(true, SeqCst);
         assert_eq!(calls.join().unwrap(), 0);
