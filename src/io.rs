@@ -298,14 +298,19 @@ fn live(fd: c_int, flags: c_int, begun: bool) -> (c_int, Option<&'static Conn>) 
         let (at, conn) = if begun || pins::is_whole() { pins::find(fd) } else { (fd, early::conn(fd)) };
         let Some(c) = conn else { return (at, None) };
         chaos::stumble();
-        return match c.phase() {
-            // What is in the error queue is the kernel's, and never waited for.
-            Phase::Raw | Phase::Managed | Phase::Away if flags & libc::MSG_ERRQUEUE != 0 => (at, None),
-            Phase::Raw | Phase::Managed | Phase::Away => (at, Some(c)),
-            // It goes on as another record, which is to count what the kernel moves, and may be on a ring.
-            _ if !c.is_at(at) => continue,
-            _ => (at, None),
-        };
+        if let Some(ours) = is_served(c, at, flags) {
+            return (at, conn.filter(|_| ours));
+        }
+    }
+}
+
+/// Whether what was found by the number `at` is ours to serve. `None`: it goes on as another record, which is to count what the
+/// kernel moves, and may be on a ring.
+fn is_served(c: &Conn, at: c_int, flags: c_int) -> Option<bool> {
+    match c.phase() {
+        // What is in the error queue is the kernel's, and never waited for.
+        Phase::Raw | Phase::Managed | Phase::Away => Some(flags & libc::MSG_ERRQUEUE == 0),
+        _ => c.is_at(at).then_some(false),
     }
 }
 

@@ -185,7 +185,7 @@ fn receive(fd: c_int) -> Option<u8> {
     byte(fd, libc::POLLIN, 0, |b| unsafe { libc::recv(fd, b, 1, 0) })
 }
 
-/// How much the kernel's socket has sent and received. `None`: it does not tell, as before Linux 5.5.
+/// How much the kernel's socket has sent and received. `None`: it does not tell, as before Linux 4.19.
 fn by_kernel(fd: c_int) -> Option<[u64; 2]> {
     // `tcpi_bytes_received` and `tcpi_bytes_sent` of struct tcp_info (linux/tcp.h), in words.
     const RECEIVED: usize = 16;
