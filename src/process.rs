@@ -332,6 +332,8 @@ pub fn fork_prepare() {
     bg::bear();
     let token = new_token();
     let mut any = false;
+    // What expects the child must not go on as another record before it is there.
+    forking::begins();
     each_held(|c| {
         c.holders.expect(token);
         any |= !c.is_inherited();

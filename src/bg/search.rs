@@ -582,6 +582,8 @@ fn adopt(old: &'static Conn) -> Option<&'static Conn> {
     }
     let me = crate::process::holder_id();
     let local = old.local();
+    // A child that is forked meanwhile would be no holder of the new record.
+    let _between = crate::forking::Between::begin();
     let b = old.lock_both();
     let alone = old.phase() == Phase::Raw && old.holders.is_only(me);
     if !alone || local.fd.load(Relaxed) < 0 || local.blind.load(Relaxed) > 0 {
