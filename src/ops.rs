@@ -255,6 +255,28 @@ macro_rules! foreign {
     };
 }
 
+/// The same of a call that may make an fd of the kernel's ready that the program waits for, or this one.
+macro_rules! foreign_news {
+    ($fd:expr) => {
+        if table::is_foreign($fd) {
+            return kernels_own();
+        }
+    };
+}
+
+/// The kernel's, whose sets may have news of it.
+#[inline(always)]
+fn kernels_own() -> Outcome {
+    tells_kernel();
+    Outcome::Bypass
+}
+
+/// libc is about to do something to an fd of the kernel's that may be in a set.
+#[inline(always)]
+pub fn tells_kernel() {
+    epoll::kernel_has_news();
+}
+
 /// `recv(2)`, `read(2)`.
 ///
 /// # Safety
@@ -415,10 +437,10 @@ pub fn pending_error(fd: c_int) -> Option<crate::sys::Errno> {
 /// As for the call.
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Outcome {
-    let Some(at) = table::Place::of(fd) else { return Outcome::Bypass };
+    let Some(at) = table::Place::of(fd) else { return kernels_own() };
     let noted = at.noted();
     if noted == 0 {
-        return Outcome::Bypass;
+        return kernels_own();
     }
     // SAFETY: noted just now.
     if let Some(c) = unsafe { table::settled(noted) }.filter(|c| c.is_managed()) {
@@ -444,7 +466,7 @@ unsafe fn send_otherwise(fd: c_int, buf: *const c_void, len: size_t, flags: c_in
 /// # Safety
 /// As for the call.
 pub unsafe fn sendv(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Outcome {
-    foreign!(fd);
+    foreign_news!(fd);
     // SAFETY: the caller's promise.
     match unsafe { vector(iov, n) } {
         // SAFETY: the caller's promise.
@@ -488,7 +510,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
                 }
             }
         }
-        return Outcome::Bypass;
+        return kernels_own();
     }
     if !copy::is_there(msg, 1) {
         return Outcome::Bypass;
@@ -507,7 +529,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
 /// # Safety
 /// As for the call.
 pub unsafe fn sendfile(out: c_int, inp: c_int, off: *mut off64_t, n: size_t) -> Outcome {
-    foreign!(out);
+    foreign_news!(out);
     // SAFETY: the caller's promise.
     unsafe { transfer::sendfile(out, inp, off, n) }
 }
@@ -525,7 +547,7 @@ pub unsafe fn splice(
     flags: c_uint,
 ) -> Outcome {
     if table::is_foreign(inp) && table::is_foreign(out) {
-        return Outcome::Bypass;
+        return kernels_own();
     }
     // SAFETY: the caller's promise.
     unsafe { transfer::splice(inp, offin, out, offout, n, flags) }
@@ -536,7 +558,7 @@ pub unsafe fn splice(
 /// # Safety
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> Outcome {
-    foreign!(fd);
+    foreign_news!(fd);
     fds::shutdown(fd, how)
 }
 
@@ -555,7 +577,7 @@ pub unsafe fn getpeername(fd: c_int) -> Outcome {
 /// None; `unsafe` for the hooks' uniformity.
 pub unsafe fn close(fd: c_int) -> Outcome {
     if table::is_foreign(fd) && !process::is_own_fd(fd) {
-        return Outcome::Bypass;
+        return kernels_own();
     }
     fds::close(fd)
 }
@@ -715,7 +737,7 @@ fn masked(mask: *const sigset_t, wait: impl FnOnce() -> Outcome) -> Outcome {
 /// # Safety
 /// As for the call.
 pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Outcome {
-    foreign!(fd);
+    foreign_news!(fd);
     // SAFETY: the caller's promise.
     unsafe { epoll::ctl(ep, op, fd, ev) }
 }

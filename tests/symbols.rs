@@ -15,7 +15,7 @@ const INTERPOSED: &str = "
     socket socketpair accept accept4 connect __connect shutdown getpeername getsockopt setsockopt
     close __close close_range closefrom dup dup2 __dup2 dup3 fcntl __fcntl fcntl64 ioctl
     open __open open64 __open64 openat openat64 creat creat64 __open_2 __open64_2 __openat_2 __openat64_2
-    pipe pipe2 eventfd timerfd_create signalfd inotify_init inotify_init1 memfd_create
+    pipe pipe2 eventfd eventfd_write timerfd_create signalfd inotify_init inotify_init1 memfd_create
     pidfd_open pidfd_getfd fanotify_init
     mkstemp mkstemp64 mkostemp mkostemp64 mkstemps mkstemps64 mkostemps mkostemps64
 

@@ -170,6 +170,13 @@ hook! { fn __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int 
 hook! { fn pipe(fds: *mut c_int) -> c_int { new_pair(real(fds), fds) } }
 hook! { fn pipe2(fds: *mut c_int, flags: c_int) -> c_int { new_pair(real(fds, flags), fds) } }
 hook! { fn eventfd(count: c_uint, flags: c_int) -> c_int { new(real(count, flags)) } }
+hook! {
+    // It writes, inside libc.
+    fn eventfd_write(fd: c_int, value: libc::eventfd_t) -> c_int {
+        ops::tells_kernel();
+        real(fd, value)
+    }
+}
 hook! { fn timerfd_create(clock: c_int, flags: c_int) -> c_int { new(real(clock, flags)) } }
 hook! {
     fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int {

@@ -353,7 +353,7 @@ table! {
     dup, dup2, __dup2, dup3, fcntl, __fcntl, fcntl64 or real_fcntl, ioctl,
     open, __open, open64, __open64, openat, openat64, creat, creat64,
     __open_2, __open64_2, __openat_2, __openat64_2,
-    pipe, pipe2, eventfd, timerfd_create, signalfd, inotify_init, inotify_init1, memfd_create,
+    pipe, pipe2, eventfd, eventfd_write, timerfd_create, signalfd, inotify_init, inotify_init1, memfd_create,
     pidfd_open or raw_pidfd_open, pidfd_getfd or raw_pidfd_getfd, fanotify_init,
     mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
     // wait.rs

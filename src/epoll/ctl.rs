@@ -112,6 +112,7 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
                 set.note_evidence(conn);
+                kernel_has_news();
             }
             Outcome::Done(0)
         }
@@ -345,8 +346,10 @@ pub fn manage(b: &mut Both) -> bool {
             // SAFETY: guarded by `lock`.
             let inner = unsafe { &mut *s.inner.get() };
             let key = Key::new(*fd, conn);
+            let fired = s.may_be_another(inner, key) && s.fired(inner.items[&key].data).contains(fd);
             let Some(i) = inner.items.get_mut(&key) else { continue };
             s.moves.fetch_add(1, SeqCst);
+            i.spent |= fired;
             let dummy = epoll_event { events: 0, u64: 0 };
             let delete = || kernel_ctl(s.epfd.load(Relaxed), libc::EPOLL_CTL_DEL, *fd, &dummy);
             if i.events & ET == 0 {

@@ -1,5 +1,6 @@
 //! The kernel's part of a wait: its call, and what of its events is for the program.
 
+use super::listing::any_listed;
 use super::*;
 use crate::chaos;
 use crate::signals::{self, Sleep};
@@ -93,7 +94,11 @@ impl Set {
             // SAFETY: `left < max`.
             let after = unsafe { evs.add(left) };
             let more = self.call_kernel((after, max - left), 0, core::ptr::null(), None).unwrap_or(0);
-            left = unite(evs, left, left + self.admit(after, more, sleeps), |_| true);
+            left = self.unite(evs, left, left + self.admit(after, more, sleeps));
+        }
+        if left > 0 {
+            // What is level-triggered it would tell again.
+            self.kernel_at.store(0, Relaxed);
         }
         Ok(left)
     }
@@ -194,12 +199,11 @@ impl Set {
             let inner = unsafe { &mut *self.inner.get() };
             let Some(key) = inner.only(e.u64) else {
                 // It may be any of them.
-                let mut fired = false;
-                for i in inner.items.values_mut().filter(|i| i.data == e.u64) {
+                let shots = |i: &Item| i.data == e.u64 && i.events & ONESHOT != 0 && !i.managed && !i.spent;
+                let fired = if inner.items.values().any(shots) { self.fired(e.u64) } else { Vec::new() };
+                for (key, i) in inner.items.iter_mut().filter(|(_, i)| i.data == e.u64) {
                     self.unmute(i);
-                    let fires = !fired && i.events & ONESHOT != 0 && !i.managed && !i.spent;
-                    i.spent |= fires;
-                    fired |= fires;
+                    i.spent |= shots(i) && fired.contains(&if i.aside >= 0 { i.aside } else { key.fd });
                 }
                 return false;
             };
@@ -235,6 +239,24 @@ impl Set {
         !new
     }
 
+    /// Whether it is a one-shot of which an event of the kernel's does not say that it was this.
+    pub(super) fn may_be_another(&self, inner: &Inner, key: Key) -> bool {
+        inner.items.get(&key).is_some_and(|i| i.events & ONESHOT != 0 && !i.spent && inner.only(i.data).is_none())
+    }
+
+    /// The numbers in the kernel's set of one-shots with this data that have fired.
+    #[cold]
+    pub(super) fn fired(&self, data: u64) -> Vec<c_int> {
+        let mut all = Vec::new();
+        let _ = any_listed(self.epfd.load(Relaxed), |l| {
+            if l.data == data && l.has_fired() {
+                all.push(l.fd);
+            }
+            false
+        });
+        all
+    }
+
     /// In a call during which a connection went back to the kernel's set, both may have reported it; and a forked child that
     /// uses the set may have put one into the kernel's that is ours here.
     pub(super) fn merge(&self, evs: *mut epoll_event, n: usize, first: u64) -> usize {
@@ -243,35 +265,76 @@ impl Set {
             return n;
         }
         unite(evs, 0, n, |data| {
-            let _g = self.lock.lock();
-            // SAFETY: guarded by `lock`.
-            let inner = unsafe { &*self.inner.get() };
-            match inner.only(data).and_then(|k| inner.items.get(&k)) {
-                Some(i) => i.since >= first || forked && i.managed,
-                // Another thread, which was told as well, may have taken it out since.
-                None => inner.items.values().all(|i| i.data != data),
+            let may = {
+                let _g = self.lock.lock();
+                // SAFETY: guarded by `lock`.
+                let inner = unsafe { &*self.inner.get() };
+                match inner.only(data).and_then(|k| inner.items.get(&k)) {
+                    Some(i) => i.since >= first || forked && i.managed,
+                    // Another thread, which was told as well, may have taken it out since.
+                    None => inner.items.values().all(|i| i.data != data),
+                }
+            };
+            if may {
+                self.most_of(data)
+            } else {
+                usize::MAX
             }
         })
     }
+
+    /// Makes one event of those from `from` on and those before them that may be of the same item. Returns how many of the `n`
+    /// events are left.
+    pub(super) fn unite(&self, evs: *mut epoll_event, from: usize, n: usize) -> usize {
+        unite(evs, from, n, |data| self.most_of(data))
+    }
+
+    /// How many events with this data, by which alone they name their items, a call may have to tell of: as many as there are such
+    /// items, if one of them is told of only once. (The others are told of again by the next call, as long as they are ready.)
+    #[cold]
+    fn most_of(&self, data: u64) -> usize {
+        // How many, and whether one of them is such.
+        let with = |(n, once): (usize, bool), events: u32| (n + 1, once || events & (ET | ONESHOT) != 0);
+        let mut all = {
+            let _g = self.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let inner = unsafe { &*self.inner.get() };
+            inner.items.values().filter(|i| i.data == data).fold((0, false), |all, i| with(all, i.events))
+        };
+        if all.0 == 0 {
+            // They are no connections.
+            let _ = any_listed(self.epfd.load(Relaxed), |l| {
+                if l.data == data {
+                    all = with(all, l.events);
+                }
+                false
+            });
+        }
+        match all {
+            (n, true) => n,
+            _ => 1,
+        }
+    }
 }
 
-/// Makes one event of those from `from` on and one before them with the same data, if `may` says so of that. Returns how many of
-/// the `n` events are left.
-pub(super) fn unite(evs: *mut epoll_event, from: usize, n: usize, may: impl Fn(u64) -> bool) -> usize {
+/// Makes one event of those from `from` on and one before them with the same data, once there are `most` of that. Returns how
+/// many of the `n` events are left.
+fn unite(evs: *mut epoll_event, from: usize, n: usize, most: impl Fn(u64) -> usize) -> usize {
+    // SAFETY: `n` events were written at `evs`.
+    let event = |k: usize| unsafe { evs.add(k).read_unaligned() };
     let mut out = from;
     for at in from..n {
-        // SAFETY: `n` events were written at `evs`.
-        let e = unsafe { evs.add(at).read_unaligned() };
-        let may = may(e.u64);
-        // SAFETY: as above.
-        let before = (0..out).find(|k| may && unsafe { evs.add(*k).read_unaligned() }.u64 == e.u64);
-        // SAFETY: as above; `out <= at`.
-        unsafe {
-            if let Some(k) = before {
-                let was = evs.add(k).read_unaligned();
-                evs.add(k).write_unaligned(epoll_event { events: was.events | e.events, u64: e.u64 });
-            } else {
-                evs.add(out).write_unaligned(e);
+        let e = event(at);
+        let mut before = (0..out).filter(|k| event(*k).u64 == e.u64);
+        match before.next() {
+            Some(k) if before.count() + 1 >= most(e.u64) => {
+                let events = event(k).events | e.events;
+                // SAFETY: as above.
+                unsafe { evs.add(k).write_unaligned(epoll_event { events, u64: e.u64 }) };
+            }
+            _ => {
+                // SAFETY: as above; `out <= at`.
+                unsafe { evs.add(out).write_unaligned(e) };
                 out += 1;
             }
         }

@@ -20,6 +20,11 @@ pub struct Listed {
 }
 
 impl Listed {
+    /// Whether it is a one-shot that has fired: that waits for nothing, not even for errors.
+    pub fn has_fired(&self) -> bool {
+        self.events & !super::NOT_EVENTS == 0
+    }
+
     /// Whether the file that it is in the set `epfd` has its number here. Another process may have added it, where the number
     /// meant another file; and both ends of a pipe, or all eventfds and sets, have an inode together. False also where that
     /// cannot be told.

@@ -126,10 +126,10 @@ impl Set {
         });
         // The kernel knows an item by its number and its file, so where it has one of that number it is this or none.
         let alone = |fd| all.iter().filter(|l| l.fd == fd).count() == 1;
-        for Listed { fd, events, .. } in all.iter().filter(|l| l.data == e.u64 && alone(l.fd)).copied() {
+        for l in all.iter().filter(|l| l.data == e.u64 && alone(l.fd)) {
+            let Listed { fd, events, .. } = *l;
             // What a one-shot waited for is not told once it has fired.
-            let fired = events & !NOT_EVENTS & !ALWAYS == 0;
-            let events = if fired { events | e.events | ONESHOT } else { events };
+            let events = if l.has_fired() { events | e.events | ONESHOT } else { events };
             let ev = epoll_event { events, u64: e.u64 };
             let changed = || kernel_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &ev);
             if events & (ET | ONESHOT) != 0 && changed() == Err(libc::EINVAL) {

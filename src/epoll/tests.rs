@@ -27,6 +27,66 @@ fn what_is_taken_out_meanwhile_is_told_once() {
     end((s, epfd));
 }
 
+/// Events name their items by the program's data only, which several may have: no edge may be taken for another item's.
+#[test]
+fn of_items_with_the_same_data_each_edge_is_told() {
+    for events in [0, ET, ONESHOT] {
+        let (s, epfd) = set_for_tests();
+        let conn = crate::arena::alloc().unwrap();
+        let add = |fd, u64| {
+            let item = Item::new(conn, &epoll_event { events: IN | events, u64 }, false);
+            with_inner(s, |inner| inner.items.change(&s.begin_change()).insert(Key::new(fd, conn), item));
+        };
+        [(5, 7), (6, 7), (8, 9)].into_iter().for_each(|(fd, data)| add(fd, data));
+        let mut evs = [7, 9, 7, 9, 7].map(event);
+        let n = s.unite(evs.as_mut_ptr(), 2, 5);
+        let told: Vec<u64> = evs[..n].iter().map(|e| e.u64).collect();
+        let all: &[u64] = if events == 0 { &[7, 9] } else { &[7, 9, 7] };
+        assert_eq!(told, all, "of {events:x}");
+        crate::arena::free(conn);
+        end((s, epfd));
+    }
+    // Of what is no connection the kernel says how many it has.
+    let (s, epfd) = set_for_tests();
+    // SAFETY: no preconditions.
+    let fds = [0; 2].map(|_| unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_NONBLOCK) }.unwrap() as c_int);
+    for (events, left) in [(IN, 1), (IN | ET, 2)] {
+        for fd in fds {
+            kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &epoll_event { events, u64: 3 }).unwrap();
+        }
+        assert_eq!(s.unite([3, 3].map(event).as_mut_ptr(), 1, 2), left);
+        assert_eq!(s.unite([4, 4].map(event).as_mut_ptr(), 1, 2), 1, "there is none");
+        fds.iter().for_each(|fd| assert!(kernel_ctl(epfd, libc::EPOLL_CTL_DEL, *fd, &event(0)).is_ok()));
+    }
+    fds.iter().for_each(|fd| sys::close(*fd));
+    end((s, epfd));
+}
+
+/// Which of several one-shots has fired the event does not say, but the kernel's list does.
+#[test]
+fn of_one_shots_with_the_same_data_the_one_that_has_fired_is_spent() {
+    let (s, epfd) = set_for_tests();
+    let conn = crate::arena::alloc().unwrap();
+    // SAFETY: no preconditions.
+    let fds = [0, 1].map(|n| unsafe { sys!(libc::SYS_eventfd2, n, libc::EFD_NONBLOCK) }.unwrap() as c_int);
+    let ev = epoll_event { events: IN | ONESHOT, u64: 3 };
+    for fd in fds {
+        kernel_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &ev).unwrap();
+        with_inner(s, |inner| {
+            inner.items.change(&s.begin_change()).insert(Key::new(fd, conn), Item::new(conn, &ev, false))
+        });
+    }
+    let spent = || fds.map(|fd| with_inner(s, |inner| inner.items[&Key::new(fd, conn)].spent));
+    let may = || fds.map(|fd| with_inner(s, |inner| s.may_be_another(inner, Key::new(fd, conn))));
+    assert_eq!(may(), [true, true]);
+    let e = s.next_in_kernel().unwrap();
+    assert!(!s.is_told(e));
+    assert_eq!((spent(), may()), ([false, true], [true, false]));
+    fds.iter().for_each(|fd| sys::close(*fd));
+    crate::arena::free(conn);
+    end((s, epfd));
+}
+
 /// A handler runs after the call has begun, and before the kernel is asked.
 #[test]
 fn what_is_ready_is_told_rather_than_of_a_handler() {

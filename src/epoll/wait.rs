@@ -7,7 +7,7 @@ use crate::sync::{coarse_ns, TICK_NS};
 use crate::thread::me;
 use crate::{chaos, pump};
 
-use super::kernels::{number, unite};
+use super::kernels::number;
 use super::sequence::{events_at, is_own_peer, news, order_of};
 
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -94,7 +94,14 @@ impl Set {
                 }
                 chaos::stumble();
                 // What is level-triggered stays on the list once it is ready; of more behind an edge only the kernel tells.
-                let moves = (got & IN == 0 || events & ET != 0) && mask & IN != 0 && !conn.reads_ring();
+                let mut moves = (got & IN == 0 || events & ET != 0) && mask & IN != 0 && !conn.reads_ring();
+                if moves && got & (IN | ALWAYS) == 0 && got != 0 {
+                    // It is told of once in this call, and bytes may be there behind what makes it a ring.
+                    pump::soon(conn);
+                    news = News::of(conn);
+                    got = conn.readiness(mask);
+                    moves = !conn.reads_ring();
+                }
                 if got == 0 && !moves && events & ET == 0 {
                     continue;
                 }
@@ -540,7 +547,7 @@ impl Set {
                 };
                 // (Of what was told of before.)
                 full |= more == room;
-                n = unite(evs, n, n + more, |_| true);
+                n = self.unite(evs, n, n + more);
             }
             if !full && self.moves.load(SeqCst) == moves {
                 break;

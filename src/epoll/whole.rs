@@ -50,10 +50,6 @@ impl Whole<FxHashMap<Key, Item>> {
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&Key, &mut Item)> {
         self.0.iter_mut()
     }
-
-    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Item> {
-        self.0.values_mut()
-    }
 }
 
 impl Set {

@@ -28,6 +28,7 @@ mod jumps;
 mod limits;
 mod looks;
 mod mains;
+mod moves;
 mod partial;
 mod polling;
 mod pool;
@@ -92,6 +93,7 @@ fn all() -> Vec<Check> {
         returns::CHECKS,
         sequence::CHECKS,
         sets::CHECKS,
+        moves::CHECKS,
         heirs::CHECKS,
         stdio::CHECKS,
         told::CHECKS,

@@ -1,0 +1,241 @@
+//! What sets tell while their connections move, to a program that is its own peer: as much as the kernel would at once, and
+//! nothing less for ever.
+
+use super::cx::{goes_by_rdma, Cx, Res, Why};
+use super::found::{has_left, pair};
+use super::Check;
+use crate::prng::Rng;
+use crate::{ensure, more, same, sys};
+use libc::{
+    c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT,
+};
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// The checks of this file.
+pub const CHECKS: &[Check] = &[
+    ("moving-as-a-model", |cx| as_a_model(cx, 0)),
+    ("moving-as-a-model-by-edges", |cx| as_a_model(cx, EPOLLET)),
+    ("set-of-a-ring-and-a-pipe", and_a_pipe),
+    ("moving-with-the-same-data", |cx| same_data(cx, 0)),
+    ("moving-with-the-same-data-by-edges", |cx| same_data(cx, EPOLLET)),
+    ("moving-with-the-same-data-one-shot", |cx| same_data(cx, EPOLLONESHOT)),
+];
+
+/// So long the library may take to tell of something at last.
+const PATIENCE: u32 = 2000;
+/// While a thread of the library's has the kernel's socket locked, what comes there waits for that thread.
+const FEW: usize = 5;
+
+/// Whether one look is to tell of all.
+fn is_prompt(cx: &Cx) -> bool {
+    cx.is_to_leave() && !goes_by_rdma()
+}
+
+fn nap(us: u64) {
+    std::thread::sleep(Duration::from_micros(us));
+}
+
+/// An end of a connection of this process to itself.
+#[derive(Default)]
+struct End {
+    fd: RawFd,
+    unread: usize,
+    /// What its item asks for, if it is in the set.
+    asks: Option<c_int>,
+    /// Something has happened since it was told of.
+    edge: bool,
+}
+
+impl End {
+    /// What the kernel would tell of it.
+    fn due(&self, how: c_int) -> c_int {
+        let there = EPOLLOUT | if self.unread > 0 { EPOLLIN } else { 0 };
+        match self.asks {
+            Some(asks) if how == 0 || self.edge => asks & there,
+            _ => 0,
+        }
+    }
+}
+
+/// Looks once, and again if that did not tell of all. Returns whether it did.
+fn look(ep: RawFd, ends: &mut [End], how: c_int) -> Result<bool, Why> {
+    let mut got = vec![0; ends.len()];
+    let mut looks = 0;
+    loop {
+        for (events, at) in sys::epoll_wait(ep, 16, 0)? {
+            got[at as usize] |= events as c_int;
+        }
+        looks += 1;
+        let missing = |got: &[c_int]| ends.iter().zip(got).position(|(e, got)| e.due(how) & !got != 0);
+        let Some(at) = missing(&got) else { break };
+        let (due, got) = (ends[at].due(how), got[at]);
+        ensure!(looks < PATIENCE, "of end {at} {due:#x} is due, and {got:#x} is told");
+        nap(1000);
+    }
+    for (e, got) in ends.iter_mut().zip(got) {
+        let more = got & !e.due(how);
+        ensure!(how != 0 || more == 0, "{more:#x} is told of what has it not");
+        e.edge = false;
+    }
+    Ok(looks == 1)
+}
+
+/// Bytes are sent and read, and items added, changed and taken out, at random.
+fn as_a_model(cx: &mut Cx, how: c_int) -> Res {
+    let mut rng = Rng::new(8);
+    let mut late = 0;
+    for _ in 0..if cx.is_to_leave() { 20 } else { 4 } {
+        late += life(&mut rng, how)?;
+    }
+    ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
+    cx.warm(4, 0)
+}
+
+/// Returns how many looks did not tell of all at once.
+fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
+    const PAIRS: usize = 3;
+    const STEPS: usize = 250;
+    let mut ends = Vec::new();
+    for _ in 0..PAIRS {
+        let (a, b) = pair()?;
+        ends.extend([a, b].map(|fd| End { fd, ..End::default() }));
+    }
+    let mut ep = sys::epoll_awaited()?;
+    let mut late = 0;
+    for _ in 0..STEPS {
+        let at = rng.below(ends.len() as u64) as usize;
+        let asks = if rng.below(3) == 0 { EPOLLIN | EPOLLOUT } else { EPOLLIN };
+        let change = |e: &mut End, op, asks: Option<c_int>| {
+            (e.asks, e.edge) = (asks, asks.is_some());
+            sys::epoll_ctl(ep, op, e.fd, (asks.unwrap_or(0) | how) as u32, at as u64)
+        };
+        match rng.below(100) {
+            0..30 if ends[at ^ 1].unread < 20_000 => {
+                let n = rng.log_uniform(1, 500);
+                sys::write_all(ends[at].fd, &[7; 500][..n])?;
+                ends[at ^ 1].unread += n;
+                ends[at ^ 1].edge = true;
+            }
+            30..50 if ends[at].unread > 0 => {
+                let most = if rng.below(2) == 0 { 4096 } else { 1 + rng.below(ends[at].unread as u64) as usize };
+                let mut buf = [0; 4096];
+                let n = sys::recv(ends[at].fd, &mut buf[..most], MSG_DONTWAIT)?;
+                ensure!(buf[..n].iter().all(|b| *b == 7), "other bytes");
+                ends[at].unread -= n;
+            }
+            50..60 if ends[at].asks.is_none() => change(&mut ends[at], EPOLL_CTL_ADD, Some(asks))?,
+            60..64 if ends[at].asks.is_some() => change(&mut ends[at], EPOLL_CTL_MOD, Some(asks))?,
+            64..66 if ends[at].asks.is_some() => change(&mut ends[at], EPOLL_CTL_DEL, None)?,
+            66..68 => {
+                sys::close(ep)?;
+                ep = sys::epoll_awaited()?;
+                ends.iter_mut().for_each(|e| e.asks = None);
+            }
+            68..90 => late += usize::from(!look(ep, &mut ends, how)?),
+            90.. => nap(rng.below(400)),
+            _ => {}
+        }
+    }
+    ends.iter().map(|e| e.fd).chain([ep]).try_for_each(sys::close)?;
+    Ok(late)
+}
+
+/// What is the kernel's is told of together with what is on a ring, however busy that is.
+fn and_a_pipe(cx: &mut Cx) -> Res {
+    let (a, b) = pair()?;
+    let left = has_left(a, b, if cx.is_to_leave() { 200 } else { 1 })?;
+    ensure!(left || !is_prompt(cx), "it never left TCP");
+    let (rd, wr) = sys::pipe()?;
+    let event = more::eventfd()?;
+    let ep = sys::epoll_awaited()?;
+    let told = || Ok::<_, Why>(sys::epoll_wait(ep, 4, 0)?.iter().fold(0, |all, e| all | e.1));
+    sys::epoll_ctl(ep, EPOLL_CTL_ADD, a, EPOLLIN as u32, 1)?;
+    let mut late = 0;
+    let mut is = |all, what| {
+        late += usize::from(told()? != all);
+        for _ in 0..PATIENCE {
+            if told()? == all {
+                return Ok(());
+            }
+            nap(1000);
+        }
+        Err(Why(format!("{what}: {} is told, {all} is there", told()?)))
+    };
+    for _ in 0..100 {
+        sys::write_all(b, b"x")?;
+        is(1, "bytes on the ring")?;
+        sys::write_all_fd(wr, b"x")?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, rd, EPOLLIN as u32, 2)?;
+        is(3, "a pipe is added")?;
+        sys::read_exact(rd, &mut [0])?;
+        is(1, "the pipe is read")?;
+        sys::write_all_fd(wr, b"x")?;
+        is(3, "the pipe has more")?;
+        sys::read_exact(a, &mut [0])?;
+        is(2, "the ring is read")?;
+        sys::epoll_ctl(ep, EPOLL_CTL_ADD, event, EPOLLIN as u32, 4)?;
+        // SAFETY: no preconditions.
+        same!(unsafe { libc::eventfd_write(event, 1) }, 0, "eventfd_write");
+        is(6, "the eventfd has a number")?;
+        sys::epoll_ctl(ep, EPOLL_CTL_DEL, event, 0, 0)?;
+        sys::read_exact(event, &mut [0; 8])?;
+        sys::epoll_ctl(ep, EPOLL_CTL_DEL, rd, 0, 0)?;
+        is(0, "the pipe is taken out")?;
+        sys::read_exact(rd, &mut [0])?;
+    }
+    ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
+    [a, b, rd, wr, event, ep].into_iter().try_for_each(sys::close)?;
+    cx.warm(4, 0)
+}
+
+/// Two connections move while a set gets them, with the same data: it tells of both.
+fn same_data(cx: &mut Cx, how: c_int) -> Res {
+    let mut rng = Rng::new(9);
+    let mut late = 0;
+    for _ in 0..60 {
+        let pairs = [pair()?, pair()?];
+        for _ in 0..rng.below(40) {
+            let (a, b) = pairs[rng.below(2) as usize];
+            let (from, to) = if rng.below(2) == 0 { (a, b) } else { (b, a) };
+            sys::write_all(from, b"x")?;
+            sys::read_exact(to, &mut [0])?;
+            nap(rng.below(200));
+        }
+        let ep = sys::epoll_awaited()?;
+        let arm = |op| pairs.iter().try_for_each(|(_, b)| sys::epoll_ctl(ep, op, *b, (EPOLLIN | how) as u32, 7));
+        arm(EPOLL_CTL_ADD)?;
+        for turn in 0..3 {
+            let first = rng.below(2) as usize;
+            // Both at once, or one after the other, as only what is told of once lets them be told apart.
+            for of in if how == 0 || rng.below(2) == 0 { vec![vec![0, 1]] } else { vec![vec![first], vec![1 - first]] }
+            {
+                for i in &of {
+                    sys::write_all(pairs[*i].0, b"z")?;
+                }
+                let mut n = sys::epoll_wait(ep, 2, 0)?.len();
+                late += usize::from(n < of.len());
+                for _ in 0..PATIENCE {
+                    if n >= of.len() {
+                        break;
+                    }
+                    nap(1000);
+                    let more = sys::epoll_wait(ep, 2, 0)?.len();
+                    n = if how == 0 { more } else { n + more };
+                }
+                ensure!(n >= of.len(), "{n} of {} events in turn {turn}", of.len());
+                nap(rng.below(1000));
+            }
+            for (_, b) in &pairs {
+                sys::read_exact(*b, &mut [0])?;
+            }
+            if how == EPOLLONESHOT {
+                arm(EPOLL_CTL_MOD)?;
+            }
+        }
+        same!(how == 0 && !sys::epoll_wait(ep, 2, 0)?.is_empty(), false, "events of what is read");
+        pairs.into_iter().flat_map(|(a, b)| [a, b]).chain([ep]).try_for_each(sys::close)?;
+    }
+    ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
+    cx.warm(4, 0)
+}
