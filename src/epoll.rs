@@ -58,7 +58,7 @@ use left::{Found, Note};
 pub use listing::any_listed;
 use muted::{Moved, Muted};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
-use nested::{settle_all, Nested, EXPOSED};
+use nested::{moves_of_all, settle_all, Nested, EXPOSED};
 pub use sequence::{kernel_has_news, next_order, own_peer};
 pub use shared::{is_shared, wanted};
 pub use sight::{has_unawaited, is_awaited, is_unawaited};

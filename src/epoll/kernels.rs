@@ -82,13 +82,22 @@ impl Set {
         if max == 0 {
             return Ok(0);
         }
-        if self.nests.load(Relaxed) {
+        let nests = self.nests.load(Relaxed);
+        let moves = if nests { moves_of_all() } else { 0 };
+        if nests {
             settle_all();
         }
         let sleeps = how.is_some();
         chaos::stumble();
         let n = self.kernel_wait((evs, max), timeout_ns, mask, how)?;
         let mut left = self.admit(evs, n, sleeps);
+        if nests && left < max && moves_of_all() != moves {
+            settle_all();
+            // SAFETY: `left < max`.
+            let after = unsafe { evs.add(left) };
+            let more = self.call_kernel((after, max - left), 0, core::ptr::null(), None).unwrap_or(0);
+            left = self.unite(evs, left, left + self.admit(after, more, sleeps));
+        }
         if n == max && left < n {
             // What was none of the program's had a place that another event may be waiting for.
             // SAFETY: `left < max`.

@@ -1,6 +1,7 @@
 //! Sets whose own fd is polled, by another set or by `poll`: their readiness must show in the kernel.
 
 use super::listing::Listed;
+use super::wait::IN;
 use super::*;
 
 /// The kernel has sets in sets so deep. What is remembered of closed ones may be in itself.
@@ -60,8 +61,13 @@ impl Set {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
             // Also of what is ready: more is an edge.
             self.arm(conn, mask, seats);
-            let news = if events & ET != 0 { News::of(conn) } else { News::default() };
-            let got = conn.readiness(mask);
+            let look = || (if events & ET != 0 { News::of(conn) } else { News::default() }, conn.readiness(mask));
+            let (mut news, mut got) = look();
+            if got & IN == 0 && mask & IN != 0 && !conn.reads_ring() {
+                // Bytes may be there behind what makes it a ring.
+                crate::pump::soon(conn);
+                (news, got) = look();
+            }
             if got == 0 || events & ET != 0 && !told.has_news(news, got, events) {
                 continue;
             }
@@ -319,6 +325,13 @@ pub(super) fn settle_all() {
         // SAFETY: sets are never freed.
         unsafe { &*s }.settle();
     }
+}
+
+/// Changes with each connection that moves in an exposed set: such a set may have shown nothing meanwhile. Waits for one that is
+/// just going over.
+pub(super) fn moves_of_all() -> u32 {
+    // SAFETY: sets are never freed.
+    EXPOSED.with(|sets| sets.clone()).iter().fold(0, |n, s| n.wrapping_add(unsafe { &**s }.moves()))
 }
 
 /// Lets a set show what it has, if `fd` is an exposed one.
