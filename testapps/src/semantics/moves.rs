@@ -8,6 +8,7 @@ use crate::prng::Rng;
 use crate::{ensure, more, same, sys};
 use libc::{
     c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT,
+    MSG_PEEK, POLLHUP, POLLIN, POLLOUT, POLLRDHUP,
 };
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -16,6 +17,8 @@ use std::time::Duration;
 pub const CHECKS: &[Check] = &[
     ("moving-as-a-model", |cx| as_a_model(cx, 0)),
     ("moving-as-a-model-by-edges", |cx| as_a_model(cx, EPOLLET)),
+    ("moving-as-a-model-one-shot", |cx| as_a_model(cx, EPOLLONESHOT)),
+    ("moving-as-a-model-of-polls", of_polls),
     ("set-of-a-ring-and-a-pipe", and_a_pipe),
     ("moving-with-the-same-data", |cx| same_data(cx, 0)),
     ("moving-with-the-same-data-by-edges", |cx| same_data(cx, EPOLLET)),
@@ -32,6 +35,14 @@ fn is_prompt(cx: &Cx) -> bool {
     cx.is_to_leave() && !goes_by_rdma()
 }
 
+/// What was sent is there; by an adapter, soon.
+fn arrives(fd: RawFd) -> Res {
+    if goes_by_rdma() {
+        sys::wait1(fd, POLLIN, 2000)?;
+    }
+    Ok(())
+}
+
 fn nap(us: u64) {
     std::thread::sleep(Duration::from_micros(us));
 }
@@ -43,7 +54,7 @@ struct End {
     unread: usize,
     /// What its item asks for, if it is in the set.
     asks: Option<c_int>,
-    /// Something has happened since it was told of.
+    /// By edges: something has happened since it was told of. A one-shot: it was armed since.
     edge: bool,
 }
 
@@ -75,8 +86,8 @@ fn look(ep: RawFd, ends: &mut [End], how: c_int) -> Result<bool, Why> {
     }
     for (e, got) in ends.iter_mut().zip(got) {
         let more = got & !e.due(how);
-        ensure!(how != 0 || more == 0, "{more:#x} is told of what has it not");
-        e.edge = false;
+        ensure!(how == EPOLLET || more == 0, "{more:#x} is told of what has it not");
+        e.edge &= how == EPOLLONESHOT && got == 0;
     }
     Ok(looks == 1)
 }
@@ -115,11 +126,12 @@ fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
                 let n = rng.log_uniform(1, 500);
                 sys::write_all(ends[at].fd, &[7; 500][..n])?;
                 ends[at ^ 1].unread += n;
-                ends[at ^ 1].edge = true;
+                ends[at ^ 1].edge |= how == EPOLLET;
             }
             30..50 if ends[at].unread > 0 => {
                 let most = if rng.below(2) == 0 { 4096 } else { 1 + rng.below(ends[at].unread as u64) as usize };
                 let mut buf = [0; 4096];
+                arrives(ends[at].fd)?;
                 let n = sys::recv(ends[at].fd, &mut buf[..most], MSG_DONTWAIT)?;
                 ensure!(buf[..n].iter().all(|b| *b == 7), "other bytes");
                 ends[at].unread -= n;
@@ -138,6 +150,82 @@ fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
         }
     }
     ends.iter().map(|e| e.fd).chain([ep]).try_for_each(sys::close)?;
+    Ok(late)
+}
+
+/// `poll`, `FIONREAD`, a peek and a receive say what was sent, and the end behind it, wherever the bytes are.
+fn of_polls(cx: &mut Cx) -> Res {
+    let mut rng = Rng::new(10);
+    let mut late = 0;
+    for _ in 0..if cx.is_to_leave() { 20 } else { 4 } {
+        late += life_in_polls(&mut rng)?;
+    }
+    ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
+    cx.warm(4, 0)
+}
+
+/// Returns how many looks did not tell of all at once.
+fn life_in_polls(rng: &mut Rng) -> Result<usize, Why> {
+    const STEPS: usize = 250;
+    let ends = (0..3).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
+    let fds: Vec<RawFd> = ends.into_iter().flat_map(|(a, b)| [a, b]).collect();
+    let mut unread = vec![0; fds.len()];
+    // Whether the other end has ended its direction.
+    let mut ended = vec![false; fds.len()];
+    let mut late = 0;
+    let mut buf = [0; 4096];
+    for _ in 0..STEPS {
+        let at = rng.below(fds.len() as u64) as usize;
+        let what = rng.below(100);
+        let mut found = |unread: &[usize], ended: &[bool]| -> Result<bool, Why> {
+            let there = unread[at].min(buf.len());
+            Ok(match what {
+                0..10 => sys::recv(fds[at], &mut buf, MSG_DONTWAIT | MSG_PEEK) == Ok(there) || there == 0,
+                10..20 => sys::fionread(fds[at])? == unread[at],
+                _ => (0..fds.len()).all(|i| {
+                    let end = if ended[i] { POLLIN | POLLRDHUP } else { 0 };
+                    let bytes = if unread[i] > 0 { POLLIN } else { 0 };
+                    let both = if ended[i] && ended[i ^ 1] { POLLHUP } else { 0 };
+                    sys::poll1(fds[i], POLLIN | POLLOUT | POLLRDHUP, 0) == Ok(POLLOUT | end | bytes | both)
+                }),
+            })
+        };
+        match what {
+            0..50 => {
+                let mut looks = 0;
+                while !found(&unread, &ended)? {
+                    looks += 1;
+                    ensure!(looks < PATIENCE, "look {what} at end {at}, which has {} bytes", unread[at]);
+                    nap(1000);
+                }
+                late += usize::from(looks > 0);
+            }
+            50..72 if !ended[at ^ 1] && unread[at ^ 1] < 20_000 => {
+                let n = rng.log_uniform(1, 500);
+                sys::write_all(fds[at], &[7; 500][..n])?;
+                unread[at ^ 1] += n;
+            }
+            72..90 => {
+                let is_due = unread[at] > 0 || ended[at];
+                if is_due {
+                    arrives(fds[at])?;
+                }
+                match sys::recv(fds[at], &mut buf, MSG_DONTWAIT) {
+                    Ok(n) => {
+                        ensure!(n <= unread[at] && is_due && (n > 0 || unread[at] == 0), "{n} of {} bytes", unread[at]);
+                        unread[at] -= n;
+                    }
+                    e => same!((e, is_due), (Err(libc::EAGAIN), false), "a receive"),
+                }
+            }
+            90..92 if !ended[at ^ 1] => {
+                sys::shutdown(fds[at], libc::SHUT_WR)?;
+                ended[at ^ 1] = true;
+            }
+            _ => nap(rng.below(400)),
+        }
+    }
+    fds.into_iter().try_for_each(sys::close)?;
     Ok(late)
 }
 
