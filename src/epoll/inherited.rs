@@ -21,6 +21,8 @@ impl Set {
             w.store(0, Relaxed);
         }
         self.exposed.store(false, Relaxed);
+        // Who was just letting one go over is not in this process, and would be waited for.
+        self.moves.store(self.moves.load(Relaxed).next_multiple_of(2), Relaxed);
     }
 
     /// The child uses the set: its connections come home, and are looked after by the kernel.

@@ -140,9 +140,11 @@ mod tests {
     fn a_child_knows_the_items_of_a_set_that_was_locked() {
         let (s, epfd) = set();
         core::mem::forget(s.lock.lock());
+        s.moves.store(7, SeqCst);
         s.reset_after_fork();
         assert_eq!(count(s), 1);
         assert!(!s.lock.is_held());
+        assert_eq!(s.moves(), 8, "a connection that moves in the parent only is waited for");
         core::mem::forget((s.lock.lock(), s.begin_change()));
         s.reset_after_fork();
         assert_eq!(count(s), 0, "what was half rewritten is used");
