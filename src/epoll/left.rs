@@ -83,10 +83,11 @@ impl Left {
         left
     }
 
-    /// The same, now. What was left of sets that are closed stays as long as there is room for it.
+    /// The same, now. What was left of sets that are closed stays as long as there is room for it, and what was taken out: a child
+    /// that was forked before that asks later.
     pub(super) fn renew(&mut self, notes: impl Iterator<Item = Option<Note>>, all: bool) {
         let old = core::mem::replace(self, Left::of(notes, all));
-        let mut kept = old.notes.into_iter().filter(|n| n.is_some_and(|n| n.kept));
+        let mut kept = old.notes.into_iter().filter(|n| n.is_some_and(|n| n.kept || n.gone));
         for place in self.notes.iter_mut().filter(|n| n.is_none()) {
             *place = kept.next().flatten();
         }
@@ -198,6 +199,9 @@ mod tests {
         left.renew([note(1, 8)].into_iter(), true);
         assert_eq!((says(&left, 1, 8), says(&left, 1, 6)), (Some(true), Some(false)));
         assert_eq!(says(&left, 3, 4), Some(true), "of a set that was closed");
+        left.set((1, 7, 1), 8, None);
+        left.renew([].into_iter(), false);
+        assert_eq!(says(&left, 1, 8), Some(false), "it was taken out before the connection left once more");
         left.renew((0..MOST as c_int).map(|fd| note(1, fd)), true);
         assert_eq!((says(&left, 1, 0), says(&left, 3, 4)), (Some(true), Some(false)), "no room");
         let many = Left::of((0..MOST as c_int + 1).map(|fd| note(1, fd)), true);
