@@ -47,6 +47,11 @@ pub unsafe fn exiting() {
     process::exiting();
 }
 
+/// Whether the calling thread is the last one of the program's.
+pub fn is_last() -> bool {
+    !process::has_threads() || bg::is_only_other()
+}
+
 /// Before fork.
 ///
 /// # Safety

@@ -439,7 +439,11 @@ unsafe extern "C" fn raw_io_submit(context: usize, n: c_long, list: usize) -> c_
     }
 }
 
-unsafe extern "C" fn raw_exit(status: c_int) -> c_int {
+/// `exit_group(2)`.
+///
+/// # Safety
+/// None; it is called as libc's own.
+pub unsafe extern "C" fn raw_exit(status: c_int) -> c_int {
     raw(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0])
 }
 
