@@ -332,14 +332,14 @@ pub fn fork_prepare() {
     bg::bear();
     let token = new_token();
     let mut any = false;
-    // What expects the child must not go on as another record before it is there.
-    forking::begins();
+    let sets = epoll::about_to_fork();
+    // Nothing goes on as another record from here on: what expects the child is what it will have.
     each_held(|c| {
         c.holders.expect(token);
         any |= !c.is_inherited();
     });
     early::about_to_fork();
-    if epoll::about_to_fork() || any {
+    if sets || any {
         visit::offer_bell();
     }
 }
