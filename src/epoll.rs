@@ -59,7 +59,7 @@ pub use listing::any_listed;
 use muted::{Moved, Muted};
 pub use nested::{is_exposed, is_idle, polled, settle_fd};
 use nested::{moves_of_all, settle_all, Nested, EXPOSED};
-pub use sequence::{kernel_has_news, next_order, own_peer};
+pub use sequence::{kernel_has_news, kernel_is_stirred, next_order, own_peer};
 pub use shared::{is_shared, wanted};
 pub use sight::{has_unawaited, is_awaited, is_unawaited};
 pub use wait::{look, wait};
@@ -275,6 +275,8 @@ pub struct Set {
     kernel_at: AtomicI64,
     /// What [`wait`] knew then of what the process had given to the kernel.
     kernel_news: AtomicU32,
+    /// And of what it had done to the kernel's fds.
+    kernel_stirs: AtomicU32,
     /// How often in a row it was readable and had no event.
     idle_looks: AtomicU32,
     /// The process that uses it (`process::life`); another value: one that this process descends from.
@@ -350,6 +352,7 @@ fn make_set(epfd: c_int) -> Option<&'static Set> {
             rounds: AtomicU64::new(1),
             kernel_at: AtomicI64::new(0),
             kernel_news: AtomicU32::new(0),
+            kernel_stirs: AtomicU32::new(0),
             idle_looks: AtomicU32::new(0),
             life: AtomicU32::new(0),
         })),

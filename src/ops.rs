@@ -279,7 +279,7 @@ fn kernels_own() -> Outcome {
 /// libc is about to do something to an fd of the kernel's that may be in a set.
 #[inline(always)]
 pub fn tells_kernel() {
-    epoll::kernel_has_news();
+    epoll::kernel_is_stirred();
 }
 
 /// `recv(2)`, `read(2)`.

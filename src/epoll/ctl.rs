@@ -112,7 +112,7 @@ unsafe fn try_ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> Op
         Ok(Change::Done) => {
             if op != libc::EPOLL_CTL_DEL {
                 set.note_evidence(conn);
-                kernel_has_news();
+                kernel_is_stirred();
             }
             Outcome::Done(0)
         }

@@ -1,5 +1,6 @@
 //! A wait that a handler has ended. The kernel tells of what is ready rather than of that.
 
+use super::wait::Ask;
 use super::*;
 
 impl Set {
@@ -17,7 +18,8 @@ impl Set {
             let round = self.new_round();
             self.look_at_kernel();
             self.list_some();
-            let n = self.complete(evs, 0, max, moved, round, 0);
+            let ask = if moved { Ask::First } else { Ask::No };
+            let n = self.complete(evs, 0, max, ask, round, 0);
             let n = self.merge(evs, n, round);
             self.show();
             if n > 0 {

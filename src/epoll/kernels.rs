@@ -273,6 +273,7 @@ impl Set {
         if n < 2 || self.returned.load(SeqCst) < first && !forked {
             return n;
         }
+        let mut twins = Twins::of(self);
         unite(evs, 0, n, |data| {
             let may = {
                 let _g = self.lock.lock();
@@ -285,7 +286,7 @@ impl Set {
                 }
             };
             if may {
-                self.most_of(data)
+                twins.most(data)
             } else {
                 usize::MAX
             }
@@ -295,32 +296,48 @@ impl Set {
     /// Makes one event of those from `from` on and those before them that may be of the same item. Returns how many of the `n`
     /// events are left.
     pub(super) fn unite(&self, evs: *mut epoll_event, from: usize, n: usize) -> usize {
-        unite(evs, from, n, |data| self.most_of(data))
+        let mut twins = Twins::of(self);
+        unite(evs, from, n, |data| twins.most(data))
+    }
+}
+
+/// Which items of a set have the same data, by which alone events name them.
+struct Twins<'a> {
+    set: &'a Set,
+    /// Of each data how many items have it, and whether one of them is told of only once. Made when it is asked for.
+    all: Option<FxHashMap<u64, (usize, bool)>>,
+}
+
+impl Twins<'_> {
+    fn of(set: &Set) -> Twins<'_> {
+        Twins { set, all: None }
     }
 
-    /// How many events with this data, by which alone they name their items, a call may have to tell of: as many as there are such
-    /// items, if one of them is told of only once. (The others are told of again by the next call, as long as they are ready.)
+    /// How many events with this data a call may have to tell of: as many as there are items, if one of them is told of only
+    /// once. (The others are told of again by the next call, as long as they are ready.)
     #[cold]
-    fn most_of(&self, data: u64) -> usize {
-        // How many, and whether one of them is such.
-        let with = |(n, once): (usize, bool), events: u32| (n + 1, once || events & (ET | ONESHOT) != 0);
-        let mut all = {
-            let _g = self.lock.lock();
-            // SAFETY: guarded by `lock`.
-            let inner = unsafe { &*self.inner.get() };
-            inner.items.values().filter(|i| i.data == data).fold((0, false), |all, i| with(all, i.events))
-        };
-        if all.0 == 0 {
-            // They are no connections.
-            let _ = any_listed(self.epfd.load(Relaxed), |l| {
-                if l.data == data {
-                    all = with(all, l.events);
-                }
+    fn most(&mut self, data: u64) -> usize {
+        let set = self.set;
+        let all = self.all.get_or_insert_with(|| {
+            let mut all: FxHashMap<u64, (usize, bool)> = FxHashMap::default();
+            let mut add = |data, events: u32| {
+                let (n, once) = all.entry(data).or_default();
+                *n += 1;
+                *once |= events & (ET | ONESHOT) != 0;
+            };
+            // What the kernel has, and what it has not; where it does not tell, or has too many, what is known of both.
+            let listed = any_listed(set.epfd.load(Relaxed), |l| {
+                add(l.data, l.events);
                 false
             });
-        }
-        match all {
-            (n, true) => n,
+            let _g = set.lock.lock();
+            // SAFETY: guarded by `lock`.
+            let items = unsafe { &(*set.inner.get()).items };
+            items.values().filter(|i| i.managed || listed.is_err()).for_each(|i| add(i.data, i.events));
+            all
+        });
+        match all.get(&data) {
+            Some((n, true)) => *n,
             _ => 1,
         }
     }
@@ -328,7 +345,7 @@ impl Set {
 
 /// Makes one event of those from `from` on and one before them with the same data, once there are `most` of that. Returns how
 /// many of the `n` events are left.
-fn unite(evs: *mut epoll_event, from: usize, n: usize, most: impl Fn(u64) -> usize) -> usize {
+fn unite(evs: *mut epoll_event, from: usize, n: usize, mut most: impl FnMut(u64) -> usize) -> usize {
     // SAFETY: `n` events were written at `evs`.
     let event = |k: usize| unsafe { evs.add(k).read_unaligned() };
     let mut out = from;

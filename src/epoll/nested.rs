@@ -59,9 +59,11 @@ impl Set {
         let mut any = false;
         for (fd, conn, events, told, seats) in listed {
             let mask = (events & !NOT_EVENTS) | ALWAYS;
-            // Also of what is ready: more is an edge.
-            self.arm(conn, mask, seats);
-            let look = || (if events & ET != 0 { News::of(conn) } else { News::default() }, conn.readiness(mask));
+            let look = || {
+                // Also of what is ready: more is an edge.
+                self.arm(conn, mask, seats);
+                (if events & ET != 0 { News::of(conn) } else { News::default() }, conn.readiness(mask))
+            };
             let (mut news, mut got) = look();
             if got & IN == 0 && mask & IN != 0 && !conn.reads_ring() {
                 // Bytes may be there behind what makes it a ring.

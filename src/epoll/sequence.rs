@@ -8,6 +8,9 @@ use super::*;
 static GIVEN: AtomicBool = AtomicBool::new(false);
 /// ... and how often that was so.
 static NEWS: AtomicU32 = AtomicU32::new(0);
+/// The same of anything that may have made an fd of the kernel's ready.
+static STIRRED: AtomicBool = AtomicBool::new(false);
+static STIRS: AtomicU32 = AtomicU32::new(0);
 /// How often a ring of this process to itself came to have something to read.
 static ORDER: AtomicU64 = AtomicU64::new(0);
 
@@ -35,6 +38,24 @@ pub(super) fn news() -> u32 {
         NEWS.fetch_add(1, Relaxed);
     }
     NEWS.load(Relaxed)
+}
+
+/// The program has done something to an fd of the kernel's, most often to one that is in no set: it may be ready, but nothing is
+/// said of the order.
+#[inline(always)]
+pub fn kernel_is_stirred() {
+    if !STIRRED.load(Relaxed) {
+        STIRRED.store(true, Release);
+    }
+}
+
+/// Changes with that.
+#[inline]
+pub(super) fn stirs() -> u32 {
+    if STIRRED.load(Relaxed) && STIRRED.swap(false, AcqRel) {
+        STIRS.fetch_add(1, Relaxed);
+    }
+    STIRS.load(Relaxed)
 }
 
 /// There will be a ring of this process to itself.

@@ -34,7 +34,7 @@ fn of_items_with_the_same_data_each_edge_is_told() {
         let (s, epfd) = set_for_tests();
         let conn = crate::arena::alloc().unwrap();
         let add = |fd, u64| {
-            let item = Item::new(conn, &epoll_event { events: IN | events, u64 }, false);
+            let item = Item::new(conn, &epoll_event { events: IN | events, u64 }, true);
             with_inner(s, |inner| inner.items.change(&s.begin_change()).insert(Key::new(fd, conn), item));
         };
         [(5, 7), (6, 7), (8, 9)].into_iter().for_each(|(fd, data)| add(fd, data));
@@ -56,6 +56,14 @@ fn of_items_with_the_same_data_each_edge_is_told() {
         }
         assert_eq!(s.unite([3, 3].map(event).as_mut_ptr(), 1, 2), left);
         assert_eq!(s.unite([4, 4].map(event).as_mut_ptr(), 1, 2), 1, "there is none");
+        // One that is level-triggered, and on a ring, beside them.
+        let conn = crate::arena::alloc().unwrap();
+        let item = Item::new(conn, &epoll_event { events: IN, u64: 3 }, true);
+        let key = Key::new(5, conn);
+        with_inner(s, |inner| inner.items.change(&s.begin_change()).insert(key, item));
+        assert_eq!(s.unite([3, 3, 3, 3].map(event).as_mut_ptr(), 1, 4), if left == 1 { 1 } else { 3 });
+        with_inner(s, |inner| inner.remove(key, &s.begin_change()));
+        crate::arena::free(conn);
         fds.iter().for_each(|fd| assert!(kernel_ctl(epfd, libc::EPOLL_CTL_DEL, *fd, &event(0)).is_ok()));
     }
     fds.iter().for_each(|fd| sys::close(*fd));

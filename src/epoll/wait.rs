@@ -8,13 +8,23 @@ use crate::thread::me;
 use crate::{chaos, pump};
 
 use super::kernels::number;
-use super::sequence::{events_at, is_own_peer, news, order_of};
+use super::sequence::{events_at, is_own_peer, news, order_of, stirs};
 
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
 /// An item that may be ready: with its connection, which use of the record that is and how often the item was changed,
 /// its events, how often those who wait for the connection had changed, and [`Item::place`].
 type Candidate = (Key, &'static Conn, (u32, u32), u32, u32, u64);
+
+/// Whether a call that has events of rings asks the kernel for its.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Ask {
+    No,
+    /// They go before those of rings.
+    First,
+    /// They go behind those: nothing says that they came before.
+    Behind,
+}
 
 impl Set {
     pub(super) fn new_round(&self) -> u64 {
@@ -94,13 +104,16 @@ impl Set {
                 }
                 chaos::stumble();
                 // What is level-triggered stays on the list once it is ready; of more behind an edge only the kernel tells.
-                let mut moves = (got & IN == 0 || events & ET != 0) && mask & IN != 0 && !conn.reads_ring();
+                let moving = |got| (got & IN == 0 || events & ET != 0) && mask & IN != 0 && !conn.reads_ring();
+                let mut moves = moving(got);
                 if moves && got & (IN | ALWAYS) == 0 && got != 0 {
                     // It is told of once in this call, and bytes may be there behind what makes it a ring.
                     pump::soon(conn);
+                    // Where it is ready no more, somebody is to say when it is.
+                    self.arm(conn, mask, seats);
                     news = News::of(conn);
                     got = conn.readiness(mask);
-                    moves = !conn.reads_ring();
+                    moves = moving(got);
                 }
                 if got == 0 && !moves && events & ET == 0 {
                     continue;
@@ -170,7 +183,7 @@ impl Set {
     }
 
     /// All that is ready now, of rings and of the kernel's fds, neither of which may starve the other.
-    fn gather(&self, evs: *mut epoll_event, max: usize, kernel_due: bool, round: u64, heard: u32) -> usize {
+    fn gather(&self, evs: *mut epoll_event, max: usize, ask: Ask, round: u64, heard: u32) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
         let kernel = |at: usize| self.look_kernel(after(at), max - at).unwrap_or(0);
@@ -183,11 +196,11 @@ impl Set {
                 self.kernel_first.store(true, Relaxed);
                 return n;
             }
-            if n > 0 && !kernel_due && self.moving.load(Relaxed) == 0 {
+            if n > 0 && ask == Ask::No && self.moving.load(Relaxed) == 0 {
                 return n;
             }
             if n > 0 {
-                return n + self.complete(evs, n, max, kernel_due, round, heard);
+                return n + self.complete(evs, n, max, ask, round, heard);
             }
             kernel(0)
         };
@@ -209,13 +222,13 @@ impl Set {
         evs: *mut epoll_event,
         n: usize,
         max: usize,
-        ask_kernel: bool,
+        ask: Ask,
         round: u64,
         heard: u32,
     ) -> usize {
         // SAFETY: never past `max` events, here and below.
         let after = |n: usize| unsafe { evs.add(n) };
-        let mut by_tcp = if ask_kernel { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
+        let mut by_tcp = if ask == Ask::First { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
         by_tcp += self.harvest_moving(after(n + by_tcp), max - n - by_tcp, round);
         if n > 0 && by_tcp > 0 {
             // SAFETY: so many were written there, for this call.
@@ -224,7 +237,9 @@ impl Set {
             all[first..].rotate_left(n - first);
         }
         let n = n + by_tcp;
-        by_tcp + self.late(after(n), max - n, round)
+        let behind = if ask == Ask::Behind { self.look_kernel(after(n), max - n).unwrap_or(0) } else { 0 };
+        let n = n + behind;
+        by_tcp + behind + self.late(after(n), max - n, round)
     }
 
     /// What connections have whose bytes still come from the kernel.
@@ -380,7 +395,8 @@ impl Set {
         mask: *const sigset_t,
         since: Since,
     ) -> Result<isize, Errno> {
-        /// Fds of the kernel's are looked at when rings are busy at least this often, and after [`kernel_has_news`].
+        /// Fds of the kernel's are looked at when rings are busy at least this often, and after [`kernel_has_news`] and
+        /// [`kernel_is_stirred`].
         const KERNEL_EVERY_NS: i64 = 3_000;
         let max = max as usize;
         let deadline = if timeout_ns > 0 { now_ns().saturating_add(timeout_ns) } else { timeout_ns };
@@ -422,8 +438,18 @@ impl Set {
                 self.kernel_at.store(now, Relaxed);
                 self.kernel_news.store(news, Relaxed);
             }
+            let stirs = stirs();
+            let stirred = self.kernel_stirs.load(Relaxed) != stirs;
+            if stirred {
+                self.kernel_stirs.store(stirs, Relaxed);
+            }
+            let ask = match due {
+                true => Ask::First,
+                false if stirred => Ask::Behind,
+                false => Ask::No,
+            };
             let round = self.new_round();
-            let mut n = self.gather(evs, max, due, round, heard);
+            let mut n = self.gather(evs, max, ask, round, heard);
             if n > 0 {
                 if moved() {
                     n = self.look_again(evs, n, max);
@@ -491,7 +517,8 @@ impl Set {
             let mut n = n + of_rings;
             if n > 0 || over {
                 // Also what else became ready while we span.
-                n += self.complete(evs_of_rings, of_rings, left_of_max, hit && kernel == 0, round, news);
+                let ask = if hit && kernel == 0 { Ask::First } else { Ask::No };
+                n += self.complete(evs_of_rings, of_rings, left_of_max, ask, round, news);
             }
             if n > 0 {
                 if moved() {

@@ -71,7 +71,7 @@ pub(super) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, ev: *mut epoll_event
                 s.young.fetch_add(1, SeqCst);
             }
             s.note_evidence(conn);
-            kernel_has_news();
+            kernel_is_stirred();
         }
         Some(Outcome::from(r))
     })?

@@ -5,6 +5,7 @@ use super::cx::{goes_by_rdma, Cx, Res, Why};
 use super::found::{has_left, pair};
 use super::Check;
 use crate::prng::Rng;
+use crate::sys::R;
 use crate::{ensure, more, same, sys};
 use libc::{
     c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT,
@@ -95,16 +96,35 @@ fn look(ep: RawFd, ends: &mut [End], how: c_int) -> Result<bool, Why> {
 /// Bytes are sent and read, and items added, changed and taken out, at random.
 fn as_a_model(cx: &mut Cx, how: c_int) -> Res {
     let mut rng = Rng::new(8);
-    let mut late = 0;
+    lives(cx, || life(&mut rng, how))
+}
+
+/// What one life has shown.
+struct Life {
+    /// So many looks did not tell of all at once.
+    late: usize,
+    /// Of the bytes that were sent some went by no kernel's socket.
+    left: bool,
+}
+
+fn lives(cx: &mut Cx, mut life: impl FnMut() -> Result<Life, Why>) -> Res {
+    let (mut late, mut left) = (0, 0);
     for _ in 0..if cx.is_to_leave() { 20 } else { 4 } {
-        late += life(&mut rng, how)?;
+        let l = life()?;
+        late += l.late;
+        left += usize::from(l.left);
     }
+    ensure!(left > 0 || !is_prompt(cx), "no connection left TCP");
     ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
     cx.warm(4, 0)
 }
 
-/// Returns how many looks did not tell of all at once.
-fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
+/// How many bytes have come to these by TCP.
+fn come_by_tcp(mut fds: impl Iterator<Item = RawFd>) -> R<usize> {
+    fds.try_fold(0, |n, fd| Ok(n + sys::tcp_bytes(fd)?.1 as usize))
+}
+
+fn life(rng: &mut Rng, how: c_int) -> Result<Life, Why> {
     const PAIRS: usize = 3;
     const STEPS: usize = 250;
     let mut ends = Vec::new();
@@ -113,7 +133,7 @@ fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
         ends.extend([a, b].map(|fd| End { fd, ..End::default() }));
     }
     let mut ep = sys::epoll_awaited()?;
-    let mut late = 0;
+    let (mut late, mut sent) = (0, 0);
     for _ in 0..STEPS {
         let at = rng.below(ends.len() as u64) as usize;
         let asks = if rng.below(3) == 0 { EPOLLIN | EPOLLOUT } else { EPOLLIN };
@@ -125,6 +145,7 @@ fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
             0..30 if ends[at ^ 1].unread < 20_000 => {
                 let n = rng.log_uniform(1, 500);
                 sys::write_all(ends[at].fd, &[7; 500][..n])?;
+                sent += n;
                 ends[at ^ 1].unread += n;
                 ends[at ^ 1].edge |= how == EPOLLET;
             }
@@ -149,30 +170,25 @@ fn life(rng: &mut Rng, how: c_int) -> Result<usize, Why> {
             _ => {}
         }
     }
+    let left = come_by_tcp(ends.iter().map(|e| e.fd))? < sent;
     ends.iter().map(|e| e.fd).chain([ep]).try_for_each(sys::close)?;
-    Ok(late)
+    Ok(Life { late, left })
 }
 
 /// `poll`, `FIONREAD`, a peek and a receive say what was sent, and the end behind it, wherever the bytes are.
 fn of_polls(cx: &mut Cx) -> Res {
     let mut rng = Rng::new(10);
-    let mut late = 0;
-    for _ in 0..if cx.is_to_leave() { 20 } else { 4 } {
-        late += life_in_polls(&mut rng)?;
-    }
-    ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
-    cx.warm(4, 0)
+    lives(cx, || life_in_polls(&mut rng))
 }
 
-/// Returns how many looks did not tell of all at once.
-fn life_in_polls(rng: &mut Rng) -> Result<usize, Why> {
+fn life_in_polls(rng: &mut Rng) -> Result<Life, Why> {
     const STEPS: usize = 250;
     let ends = (0..3).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
     let fds: Vec<RawFd> = ends.into_iter().flat_map(|(a, b)| [a, b]).collect();
     let mut unread = vec![0; fds.len()];
     // Whether the other end has ended its direction.
     let mut ended = vec![false; fds.len()];
-    let mut late = 0;
+    let (mut late, mut sent) = (0, 0);
     let mut buf = [0; 4096];
     for _ in 0..STEPS {
         let at = rng.below(fds.len() as u64) as usize;
@@ -203,6 +219,7 @@ fn life_in_polls(rng: &mut Rng) -> Result<usize, Why> {
             50..72 if !ended[at ^ 1] && unread[at ^ 1] < 20_000 => {
                 let n = rng.log_uniform(1, 500);
                 sys::write_all(fds[at], &[7; 500][..n])?;
+                sent += n;
                 unread[at ^ 1] += n;
             }
             72..90 => {
@@ -225,8 +242,9 @@ fn life_in_polls(rng: &mut Rng) -> Result<usize, Why> {
             _ => nap(rng.below(400)),
         }
     }
+    let left = come_by_tcp(fds.iter().copied())? < sent;
     fds.into_iter().try_for_each(sys::close)?;
-    Ok(late)
+    Ok(Life { late, left })
 }
 
 /// What is the kernel's is told of together with what is on a ring, however busy that is.
@@ -280,14 +298,16 @@ fn and_a_pipe(cx: &mut Cx) -> Res {
 /// Two connections move while a set gets them, with the same data: it tells of both.
 fn same_data(cx: &mut Cx, how: c_int) -> Res {
     let mut rng = Rng::new(9);
-    let mut late = 0;
+    let (mut late, mut left) = (0, 0);
     for _ in 0..60 {
+        let mut sent = 0;
         let pairs = [pair()?, pair()?];
         for _ in 0..rng.below(40) {
             let (a, b) = pairs[rng.below(2) as usize];
             let (from, to) = if rng.below(2) == 0 { (a, b) } else { (b, a) };
             sys::write_all(from, b"x")?;
             sys::read_exact(to, &mut [0])?;
+            sent += 1;
             nap(rng.below(200));
         }
         let ep = sys::epoll_awaited()?;
@@ -300,6 +320,7 @@ fn same_data(cx: &mut Cx, how: c_int) -> Res {
             {
                 for i in &of {
                     sys::write_all(pairs[*i].0, b"z")?;
+                    sent += 1;
                 }
                 let mut n = sys::epoll_wait(ep, 2, 0)?.len();
                 late += usize::from(n < of.len());
@@ -322,8 +343,12 @@ fn same_data(cx: &mut Cx, how: c_int) -> Res {
             }
         }
         same!(how == 0 && !sys::epoll_wait(ep, 2, 0)?.is_empty(), false, "events of what is read");
-        pairs.into_iter().flat_map(|(a, b)| [a, b]).chain([ep]).try_for_each(sys::close)?;
+        let fds = || pairs.into_iter().flat_map(|(a, b)| [a, b]);
+        // (A mark is longer than what is sent here, in all.)
+        left += usize::from(come_by_tcp(fds())? != sent);
+        fds().chain([ep]).try_for_each(sys::close)?;
     }
+    ensure!(left > 0 || !is_prompt(cx), "no connection left TCP");
     ensure!(late <= FEW || !is_prompt(cx), "{late} looks did not tell of all");
     cx.warm(4, 0)
 }
