@@ -38,7 +38,7 @@ mod upgrade;
 mod uring;
 mod verbs;
 
-pub use life::{bear, end, entries, is_only_other, is_there, mapped, spawn};
+pub use life::{bear, end, entries, is_last, is_only_other, is_there, mapped, spawn};
 use life::{is_asked, start, END, LEFT, STATE};
 use search::make_plain;
 

@@ -728,4 +728,5 @@ calls! { a b c d e f :
     SYS_execve => raw_exec(libc::SYS_execve, a, b, c, 0, 0);
     SYS_execveat => raw_exec(libc::SYS_execveat, a, b, c, d, e);
     SYS_exit_group => { ops::exiting(); Bypass };
+    SYS_exit => { if ops::thread_exiting() { syscall6(libc::SYS_exit_group, a, 0, 0, 0, 0, 0).ok(); } Bypass };
 }

@@ -47,9 +47,17 @@ pub unsafe fn exiting() {
     process::exiting();
 }
 
-/// Whether the calling thread is the last one of the program's.
-pub fn is_last() -> bool {
-    !process::has_threads() || bg::is_only_other()
+/// The calling thread ends by a system call of its own. Whether the process does: the library's threads are none of the program's.
+///
+/// # Safety
+/// None; `unsafe` for the hooks' uniformity.
+pub unsafe fn thread_exiting() -> bool {
+    // (Where the program filters calls the library's threads have ended before, and looking for them may be forbidden.)
+    let last = !retire::is_retired() && bg::is_last();
+    if last {
+        process::exiting();
+    }
+    last
 }
 
 /// Before fork.

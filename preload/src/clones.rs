@@ -57,13 +57,12 @@ extern "C" fn begin(child: *mut c_void) -> c_int {
     let Child { f, arg } = unsafe { child.cast::<Child>().read() };
     after_fork_in_child();
     let status = f(arg);
-    // libc ends its thread by a system call next, and with that the process if there is no other.
-    // SAFETY: nothing of the program's runs here any more.
-    keep_errno(|| unsafe { ops::exiting() });
-    if ops::is_last() {
-        // The library's threads are none.
-        // SAFETY: does not return.
-        unsafe { real::raw_exit(status) };
+    // libc ends its thread by a system call next.
+    // SAFETY: no preconditions; `raw_exit` does not return.
+    unsafe {
+        if keep_errno(|| ops::thread_exiting()) {
+            real::raw_exit(status);
+        }
     }
     status
 }

@@ -52,6 +52,15 @@ pub fn is_only_other() -> bool {
     TID.load(SeqCst) != 0 && threads() == 2 + u64::from(desk::has_clerk())
 }
 
+/// Whether the process has no thread beside the caller but the library's. (Without `/proc`: whether the program never had
+/// another one.)
+pub fn is_last() -> bool {
+    match threads() {
+        0 => !crate::process::has_threads(),
+        n => n == 1 || is_only_other(),
+    }
+}
+
 /// Whether there are, beside the main thread, only it, which calls this, and its clerk.
 pub(super) fn is_all_but_main() -> bool {
     threads() == 2 + u64::from(desk::has_clerk())

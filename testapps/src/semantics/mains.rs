@@ -1,6 +1,6 @@
 //! Programs whose main thread ends by itself: the process goes on until its last thread ends, and then exits.
 
-use super::cx::{Cx, Res};
+use super::cx::{Cx, Res, Why};
 use super::procs::child;
 use super::Check;
 use crate::{ensure, same, sys, util};
@@ -18,6 +18,7 @@ pub const CHECKS: &[Check] = &[
     ("main-thread-ends-alone", |cx| ends(cx, Others::None)),
     ("main-thread-ends-last", |cx| ends(cx, Others::Before)),
     ("main-thread-ends-of-a-child-of-a-thread", |cx| ends(cx, Others::Parent)),
+    ("main-thread-ends-by-a-system-call", by_a_call),
 ];
 
 /// The program's other thread.
@@ -110,12 +111,17 @@ fn start(f: extern "C" fn(*mut c_void) -> *mut c_void) -> Res {
     Ok(())
 }
 
-/// The program: moves a connection, and its main thread ends.
-fn program(others: Others) -> Res {
+/// Moves a connection.
+fn begin() -> Res {
     let (l, port) = sys::listen_at(sys::host(), 0, 1)?;
     OURS.store(sys::connect(port)?, SeqCst);
     THEIRS.store(sys::accept(l, 0)?, SeqCst);
-    talk(300)?;
+    talk(300)
+}
+
+/// The program: moves a connection, and its main thread ends.
+fn program(others: Others) -> Res {
+    begin()?;
     // SAFETY: the function takes and returns nothing.
     same!(unsafe { libc::atexit(at_exit) }, 0, "atexit");
     match others {
@@ -139,15 +145,26 @@ fn ends(_: &mut Cx, others: Others) -> Res {
     }
 }
 
-/// Runs the program, and looks how it ends.
-fn watch(others: Others) -> Res {
-    let (rd, wr) = sys::pipe()?;
-    TOLD.store(wr, SeqCst);
-    let pid = child(move || program(others))?;
+/// It has no other thread, so the process ends as well, with that status.
+fn by_a_call(_: &mut Cx) -> Res {
+    const STATUS: c_int = 3;
+    let pid = child(move || {
+        begin()?;
+        // SAFETY: ends the calling thread, which is the program's only one.
+        unsafe { libc::syscall(libc::SYS_exit, STATUS) };
+        Ok(())
+    })?;
+    same!(status_of(pid)?, STATUS << 8, "how it has ended");
+    Ok(())
+}
+
+/// How a child ends, in time.
+fn status_of(pid: libc::pid_t) -> Result<c_int, Why> {
     let begun = Instant::now();
-    let mut status = 0;
-    // SAFETY: our own child, and a place for its status.
-    while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
+    loop {
+        if let Some(status) = sys::waitpid_now(pid)? {
+            return Ok(status);
+        }
         if begun.elapsed() > PATIENCE {
             let _ = sys::kill(pid, libc::SIGKILL);
             let _ = sys::waitpid(pid);
@@ -155,7 +172,14 @@ fn watch(others: Others) -> Res {
         }
         util::pause_ms(5);
     }
-    same!(status, 0, "how it has ended");
+}
+
+/// Runs the program, and looks how it ends.
+fn watch(others: Others) -> Res {
+    let (rd, wr) = sys::pipe()?;
+    TOLD.store(wr, SeqCst);
+    let pid = child(move || program(others))?;
+    same!(status_of(pid)?, 0, "how it has ended");
     sys::close(wr)?;
     let mut told = [0; 8];
     let n = sys::read(rd, &mut told)?;
